@@ -11,9 +11,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from deeploop.report import escapes
+from deeploop.report.beside_paper import Escapes, count_escapes
 from deeploop.report.groups import Histories, method
-from deeploop.report.runs import Run
+from deeploop.report.runs import Run, find_runs
 from deeploop.report.tables import MISSING, markdown_table, markdown_text
 from deeploop.rules import DEEPLOOP
 from deeploop.train.metrics import read_metrics
@@ -348,36 +348,25 @@ def escape_table(muon: Path, adamw: Path) -> str:
     """Escapes of the paper's start by warm-up and p, of two sweeps that differ in the optimizer."""
     if not (muon / "sweep.json").is_file():
         return NOT_RUN
-    under_muon, under_adamw = (
-        {_corner(one): one for one in escapes.count(folder) if one.axes.get("start") != "stable"}
-        for folder in (muon, adamw)
-    )
+    under_muon, under_adamw = escapes_of(muon), escapes_of(adamw)
     rows = []
     for warm, p in sorted(under_muon, key=lambda corner: (-corner[0], corner[1])):
-        one = under_muon[warm, p]
-        cut_off = str(one.cut_off or MISSING)
-        other = _escaped(under_adamw.get((warm, p)))
-        rows.append(
-            [str(warm), f"{p:g}", *_escaped(one), views.number(one.mean_loss, ".3f"), cut_off, *other]
-        )
+        one, other = under_muon[warm, p], under_adamw.get((warm, p))
+        *counts, _, cut_off = one.cells
+        others = other.cells[:3] if other else [MISSING] * 3
+        rows.append([str(warm), f"{p:g}", *counts, views.number(one.loss, ".3f"), cut_off, *others])
     header = ["warm-up", "p", "below floor", "escaped", "95%", "mean loss", "cut off"]
     return table([*header, "AdamW: below floor", "AdamW: escaped", "95%"], rows)
 
 
-def _corner(count: escapes.Count) -> tuple[int, float]:
-    warm = count.axes.get("warmup_steps") or RAMPS[count.axes["ramp"]]
-    return int(warm), float(count.axes["p"])
-
-
-def _escaped(count: escapes.Count | None) -> list[str]:
-    if count is None:
-        return [MISSING] * 3
-    low, high = count.escaped_interval
-    return [
-        f"{count.below_floor}/{count.seeds}",
-        f"{count.escaped}/{count.seeds}",
-        f"{low:.2f} to {high:.2f}",
-    ]
+def escapes_of(sweep: Path) -> dict[tuple[int, float], Escapes]:
+    """Escapes of the paper's start by warm-up and p."""
+    corners: dict[tuple[int, float], list[Run]] = {}
+    for run in find_runs([sweep]):
+        if run.axes.get("start") != "stable":
+            warm = run.axes.get("warmup_steps") or RAMPS[run.axes["ramp"]]
+            corners.setdefault((int(warm), float(run.axes["p"])), []).append(run)
+    return {corner: count_escapes(runs, Histories()) for corner, runs in corners.items()}
 
 
 # ── The effect of a step ────────────────────────────────────────────────────────────────────────────────

@@ -26,8 +26,8 @@ from deeploop.data.shards import Corpus, write_shard
 from deeploop.data.token_loader import TokenLoader
 from deeploop.eval.requests import Request, Requests, load_scores, write_archive
 from deeploop.export.card import model_card
+from deeploop.report.beside_paper import count_escapes
 from deeploop.report.document import make_sections
-from deeploop.report.escapes import read_outcome
 from deeploop.report.groups import Histories
 from deeploop.report.listing import as_json, fitted
 from deeploop.report.runs import differing, find_runs
@@ -350,7 +350,7 @@ class Forgeries:
             settings = differing(runs)
             fitted(runs, 80)
             json.dumps([as_json(one, settings) for one in runs])
-            read_outcome(copy, {})
+            count_escapes(runs, Histories())
 
     def reported(self, draw: random.Random) -> None:
         with self._odd_runs(draw) as copy:

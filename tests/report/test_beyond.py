@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from deeploop.config.json import to_dict
-from deeploop.report.beyond import beyond_chart, beyond_table, contenders
 from deeploop.report.document import make_sections
 from deeploop.report.groups import Histories
 from deeploop.report.listing import text
 from deeploop.report.runs import find_runs
+from deeploop.report.views import beyond_parts
 from iterate_runs import make_iterate_config
 
 
@@ -39,21 +39,25 @@ def runs(tmp_path):
     return find_runs([tmp_path])
 
 
-def test_contenders_are_counted_over_seeds_the_furthest_first(runs):
-    [(task, (flat, prenorm))] = contenders(runs).items()
-    assert task == "automaton of rule 86, length 10, trained on 1 to 3 steps"
-    assert (flat.name, prenorm.name) == (
-        "flat · noise 0.3", "pre-norm · noise 0",
-    )  # fmt: skip
-    assert (flat.going_on(), prenorm.going_on()) == (1, 0)
-    table = beyond_table(task, [flat, prenorm], Histories(), "beyond")
-    assert table.header[-3:] == ["1 steps", "3 steps", "9 steps"]
-    assert table.rows[0] == [
-        flat.name, "2", "1/2", "0.09 to 0.91", "4", "1.000", "1.000", "0.800 (0.60 to 1.00)",
-    ]  # fmt: skip
-    assert table.rows[1][2:5] == ["0/2", "0.00 to 0.66", "4"]
-    (panel,) = beyond_chart(task, [flat, prenorm], "beyond").panels
-    assert [line.label for line in panel.lines] == [flat.name, prenorm.name]
+def test_runs_that_extrapolate_are_counted_over_seeds_the_furthest_first(runs):
+    table, chart = beyond_parts(runs, Histories())
+    assert table.title.endswith(": automaton of rule 86, length 10, trained on 1 to 3 steps")
+    assert table.header == [
+        "rule",
+        "seeds",
+        "extrapolates",
+        "learned at step",
+        *(f"{h} steps" for h in (1, 3, 9)),
+    ]
+    flat, prenorm = "flat · noise 0.3", "pre-norm · noise 0"
+    whole = "1.000 ± 0.000"
+    assert table.rows == [
+        [flat, "2", "1/2", "4", whole, whole, "0.800 ± 0.283"],
+        [prenorm, "2", "0/2", "4", whole, whole, "0.500 ± 0.000"],
+    ]
+    (panel,) = chart.panels
+    assert [line.label for line in panel.lines] == [flat, prenorm]
+    assert [*panel.lines[0].y] == [1.0, 1.0, 0.8]
 
 
 def test_the_report_has_a_section_only_where_there_are_such_runs(runs):
@@ -80,6 +84,6 @@ def test_a_damaged_run_is_left_out(tmp_path, file, field, value):
     path.write_text("\n".join([*others, json.dumps(json.loads(last) | {field: value})]))
     runs = find_runs([tmp_path])
     assert "whole" in text(runs, None)
-    [(_, (one,))] = contenders(runs).items()
-    assert [run.name for run in one.runs] == ["whole"]
+    table, _ = beyond_parts(runs, Histories())
+    assert [row[:3] for row in table.rows] == [["flat + rounds steps", "1", "1/1"]]
     make_sections(runs, Histories())

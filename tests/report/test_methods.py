@@ -24,11 +24,6 @@ def test_every_rule_has_a_row(tmp_path):
         "DeepLoop p=0.5, no outer gain": {"rule": "deeploop:outer_gain=off"},
         "DeepLoop, α flat λ=2, no β": {"rule": "deeploop:alpha=flat,beta=off,gain=2"},
         "DeepLoop p=0.5 + unigram bias": {"model": {"unigram_bias": True}},
-        "DeepLoop p=0.5 + branch rate ×0.1": {"branch_lr": 0.1},
-        "DeepLoop p=0.5 + branch rate ×0.1 to ×1 in 600 steps": {
-            "branch_lr": 0.1,
-            "branch_release_steps": 600,
-        },
         "DeepLoop p=0.5 + Muon": {"kind": "muon"},
         "DeepLoop p=0.5 + lion": {"kind": "lion"},  # no optimizer of ours: the next one has a row too
         "flat + add + rounds uniform + gradient through 2": {
@@ -41,7 +36,6 @@ def test_every_rule_has_a_row(tmp_path):
             "draws": {"sample": "fixed", "ramp": "sqrt"},
             "model": {"injection": "gated", "first_state": "zeros", "exit_gate": True, "prelude": 0},
         },
-        "DeepLoop p=0.5 + unigram bias + wait": {"model": {"unigram_bias": True}, "wait_for_escape": True},
     }
     for index, (name, fields) in enumerate(cases.items()):
         assert method(read_run(write_run(tmp_path / str(index), **fields))) == name
@@ -77,9 +71,12 @@ def test_a_p_sweep_holds_the_papers_block_alone(tmp_path):
     assert {len(runs) for runs in p_sweeps(setup).values()} == {3}
 
 
-def test_a_release_of_no_branch_rate_is_no_cure(tmp_path):
-    run = read_run(write_run(tmp_path / "run", branch_lr=1.0, branch_release_steps=600))
-    assert method(run) == "DeepLoop p=0.5"
+def test_removed_cures_of_the_collapse_are_settings(tmp_path):
+    """Options of 0.2.0 that were removed: runs with them have rows of their own, named by the field."""
+    for branch_lr in (1.0, 0.1):
+        write_run(tmp_path / f"{branch_lr}", branch_lr=branch_lr)
+    (setup,) = setups(find_runs([tmp_path]))
+    assert [*setup.rows] == ["DeepLoop p=0.5 · branch_lr 0.1", "DeepLoop p=0.5"]
 
 
 def test_a_run_of_before_muon_is_one_of_adamw(tmp_path):

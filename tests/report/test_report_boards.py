@@ -62,12 +62,8 @@ def test_a_row_is_the_mean_and_spread_of_its_seeds(tmp_path):
         "seeds": "3",
         "unfinished": "1",
         "loss, nats/cell": "0.1000 ± 0.0000",
-        "loss, least to most": "0.1000 to 0.1000",
         "solved, %": "83.0 ± 4.2",
-        "solved, least to most": "80.0 to 86.0",
         "cells, %": "96.0 ± 1.4",
-        "cells, least to most": "95.0 to 97.0",
-        "runs": "s0 s1 s2",
     }
 
 
@@ -124,10 +120,10 @@ def test_runs_that_differ_elsewhere_are_not_averaged(tmp_path):
 
 @pytest.mark.parametrize("damage", [{"shape": 3}, {"shape": {"puzzle_ids": None}}, {"puzzles": None}])
 def test_a_damaged_stamp_does_not_spoil_it(tmp_path, damage):
-    write_reasoner(tmp_path / "whole", 0.5)
+    write_reasoner(tmp_path / "whole", 0.25)
     stamp = json.loads((tmp_path / "whole" / "run.json").read_text()) | damage
     (write_reasoner(tmp_path / "damaged", 0.5) / "run.json").write_text(json.dumps(stamp))
-    assert "whole" in " ".join(row["runs"] for row in table_of(tmp_path))
+    assert {row["solved, %"][:4] for row in table_of(tmp_path)} & {"25.0", "37.5"}
 
 
 def test_the_recorded_runs_give_the_numbers_beside_them(tmp_path):
@@ -141,7 +137,6 @@ def test_the_recorded_runs_give_the_numbers_beside_them(tmp_path):
         if (row["method"], row["low_cycles"], row["horizon"]) == ("Vanilla HRM", "2", "last_call")
     ]
     assert (row["seeds"], row["solved, %"]) == ("2", "83.4 ± 1.1")
-    assert row["solved, least to most"] == "82.6 to 84.2"
     for name in ("report.html", "report.md"):
         text = (tmp_path / name).read_text(encoding="utf-8")
         assert "Means over seeds: reasoners" in text

@@ -91,8 +91,6 @@ def test_damage_is_shown_not_fatal(tmp_path):
         ("config.json", ("model", "vocabulary"), [[]]),
         ("config.json", ("data", "path"), 3),
         ("config.json", ("optim", "kind"), ["adamw"]),
-        ("config.json", ("optim", "branch_lr"), "half"),
-        ("config.json", ("optim", "branch_release_steps"), "many"),
         ("config.json", ("seed",), "0"),
         ("run.json", ("ranks",), "two"),
         ("run.json", ("written",), 5),

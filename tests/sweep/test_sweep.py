@@ -32,6 +32,7 @@ from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Grid, along, named_grid, read_grid
 from deeploop.tasks import read_config
 from deeploop.train.metrics import read_metrics
+from run_folders import write_run, write_sweep
 
 SETTINGS = {
     "model.width": 32,
@@ -696,6 +697,17 @@ def test_a_second_sweep_is_kept_out(tmp_path, grid_file, capsys):
         fcntl.flock(file, fcntl.LOCK_EX)
         assert main(["sweep", str(grid_file(short=KINDS["short"])), "--out", str(out)]) == 2
     assert "another run is writing there" in capsys.readouterr().err
+
+
+def test_the_seeds_of_a_sweep_end_in_one_row(grid_file, tmp_path, capsys):
+    path, out = grid_file(a={"seed": 0}, b={"seed": 1}, c={"seed": 0, "optim.steps": 80}), tmp_path / "out"
+    cells = {name: {"kind": name} for name in "abc"}
+    for name, seed, fields in (("a", 0, {"loss": 2.0}), ("b", 1, {"loss": 2.2}), ("c", 0, {"steps": 80})):
+        write_run(out / name, seed=seed, **fields)
+    write_sweep(out, cells, sweep="grid")
+    assert main(["sweep", str(path), "--out", str(out), "--status"]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "±" in line]
+    assert "2.1000 ± 0.1414" in row
 
 
 class Terminal:

@@ -12,10 +12,10 @@ import numpy as np
 import deeploop
 from deeploop.files import parse_json, read_object, write_json, write_text
 from deeploop.report import plots
-from deeploop.report.beyond import RIGHT, goes_on
 from deeploop.report.page import Html, Part, Section, command, note, page
 from deeploop.report.plots import INK, RULE_COLOURS, Chart, Line, Panel
 from deeploop.report.tables import Table, number, text_table
+from deeploop.report.views import RIGHT, goes_on
 
 TABLE = (1, 2, 3, 4, 9, 13, 24, 77, 127, 200)
 """Steps of the table. Beyond four none is a power of two, where most cells are back at where they started."""

@@ -4,26 +4,27 @@ Of runs of the paper's kind: its sweeps at any scale, its two shapes on GPT-2 to
 report --paper` compares any run.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
 from typing import Any
 
 from deeploop.paper import published
 from deeploop.paper.published import ARC_TASKS, ARC_VIEWS, ROUNDS, TASKS, VOTES
-from deeploop.report.escapes import Count, Outcome, read_outcome, tally
-from deeploop.report.groups import Cell, Histories, Setup, cure, method, reasoner_method, setting, setups
+from deeploop.report.groups import Cell, Histories, Setup, additions, reasoner_method, setting, setups
 from deeploop.report.page import Part, Section
 from deeploop.report.results import read_evaluations
 from deeploop.report.runs import Run, natural
 from deeploop.report.tables import HERE, MISSING, Table, number
 from deeploop.report.views import speed
-from deeploop.rules import DEEPLOOP, POSTNORM, PRENORM
+from deeploop.rules import DEEPLOOP, PRENORM, Rule
 
 PAPER = "paper"
 SWEEPS = ("table1", "downstream", "p-sweep", "hrm-arc")
-OURS = {PRENORM.title: PRENORM, DEEPLOOP.title: DEEPLOOP}
-"""Our names of the paper's two methods, which have a row even where nobody ran them."""
+OURS = (PRENORM, DEEPLOOP)
+"""The paper's two methods."""
 
 
 def sections(runs: Sequence[Run], histories: Histories, *, asked: bool) -> list[Section]:
@@ -38,10 +39,13 @@ def sections(runs: Sequence[Run], histories: Histories, *, asked: bool) -> list[
                 if not (p_sweeps(setup) and len(setup.rounds) == 1)
             ],
         ),
-        Section("Beside the paper: the exponent p", [p_sweep_table(own) for own in groups if p_sweeps(own)]),
+        Section(
+            "Beside the paper: the exponent p",
+            [p_sweep_table(own, histories) for own in groups if p_sweeps(own)],
+        ),
         Section("Beside the paper: accuracy", [table for own in groups if (table := accuracy_table(own))]),
         Section("Beside the paper: ARC-AGI-1", [table] if (table := arc_table(runs)) else []),
-        Section("Beside the paper: cost", [cost_table(groups)] if groups else []),
+        Section("Beside the paper: cost", [table] if (table := cost_table(groups)) else []),
         Section("Beside the paper: settings", settings(groups, runs)),
     ]
     return [section for section in found if section.parts]
@@ -113,8 +117,8 @@ def our_deltas(setup: Setup, histories: Histories, rounds: Sequence[int]) -> lis
 
     Nothing where pre-norm has several rows to choose from.
     """
-    firsts = {label: next(iter(cells.values())).first for label, cells in setup.rows.items()}
-    plain = [label for label, run in firsts.items() if method(run) == PRENORM.title + cure(run)]
+    firsts = {label: first(cells) for label, cells in setup.rows.items()}
+    plain = [label for label, run in firsts.items() if run.rule == PRENORM]
 
     def delta(one: Cell | None, other: Cell | None) -> str:
         found = [cell.losses(histories) if cell else [] for cell in (one, other)]
@@ -122,10 +126,14 @@ def our_deltas(setup: Setup, histories: Histories, rounds: Sequence[int]) -> lis
 
     found = []
     for label, cells in setup.rows.items():
-        bases = [setup.rows[base] for base in plain if cure(firsts[base]) == cure(firsts[label])]
+        bases = [setup.rows[base] for base in plain if additions(firsts[base]) == additions(firsts[label])]
         if len(bases) == 1 and label not in plain:
             found.append((label, [delta(cells.get(R), bases[0].get(R)) for R in rounds]))
     return found
+
+
+def first(cells: Mapping[int, Cell]) -> Run:
+    return next(iter(cells.values())).first
 
 
 # ── Tables 2 and 4: downstream ──────────────────────────────────────────────────────────────────────────
@@ -144,36 +152,28 @@ def scores(run: Run) -> Scores:
 
 def accuracy_table(setup: Setup) -> Table | None:
     """Our rows, and under each that of the paper's Table 2 or 4; None where no run was scored."""
-    ours = {
-        (label, R): own
-        for label, cells in setup.rows.items()
-        for R, cell in cells.items()
-        if any(own := [scores(run) for run in cell.runs])
-    }
     rows: list[list[str]] = []
-    for shots in (0, 1):
-        for label in setup.rows:
-            for R in sorted({*ROUNDS, *setup.rounds}):
-                paper = paper_scores(setup, shots, label, R)
-                head = [f"{shots}-shot", label, str(R)]
-                if any(paper) or (label, R) in ours:
-                    rows.append([HERE, *head, *accuracy_cells(ours.get((label, R), ()), shots)])
-                if any(paper):
+    for label, cells in setup.rows.items():
+        for R, cell in cells.items():
+            ours = [found for run in cell.runs if (found := scores(run))]
+            for shots in (0, 1) if ours else ():
+                head = [label, str(R), str(shots)]
+                rows.append([HERE, *head, *accuracy_cells(ours, shots)])
+                if any(paper := paper_scores(setup, shots, cell.first.rule, R)):
                     rows.append([PAPER, *head, *map(printed, paper)])
-    if not ours:
+    if not rows:
         return None
     return Table(
         f"accuracy-{setup.letter.lower()}",
         f"Accuracy, %: {setup.title}; and the paper's GPT-2 {size(setup)} (Tables 2, 4)",
-        ["", "shots", "method", "R", *TASKS.values(), "Avg"],
+        ["", "method", "R", "shots", *TASKS.values(), "Avg"],
         rows,
         "Mean over runs. Avg is the plain mean of the eight tasks, and missing where one of them is.",
     )
 
 
-def paper_scores(setup: Setup, shots: int, label: str, R: int) -> list[published.Value | None]:
-    rule = OURS.get(label.split(",")[0])
-    name = rule.name if rule else ""
+def paper_scores(setup: Setup, shots: int, rule: Rule, R: int) -> list[published.Value | None]:
+    name = rule.name if rule in OURS else ""
     return [published.ACCURACY.get((size(setup), shots, name, R, task)) for task in (*TASKS, "average")]
 
 
@@ -193,42 +193,90 @@ def accuracy(ours: Sequence[Scores], shots: int, task: str) -> float | None:
 
 # ── Appendix C: the p-sweep ─────────────────────────────────────────────────────────────────────────────
 def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
-    """R, ramp and cure → runs of the paper's block over two exponents or more; none unless some have three.
+    """R, ramp and additions → runs of the paper's block over two exponents or more; some must have three.
 
-    The paper's recipe first and cures after it; fewer rounds before more, gentle ramps before steep ones.
+    The paper's recipe first; fewer rounds before more, gentle ramps before steep ones.
     """
     found: dict[tuple[str, int, float], list[Run]] = {}
     for run in (run for run in setup.runs if run.rule.is_paper):
         rise = run.fields["optim.peak_lr"] / max(1, run.fields["optim.warmup_steps"])
-        found.setdefault((cure(run), run.fields["model.rounds"], float(f"{rise:.1e}")), []).append(run)
+        found.setdefault((additions(run), run.fields["model.rounds"], float(f"{rise:.1e}")), []).append(run)
     counts = {key: len({run.rule.p for run in runs}) for key, runs in found.items()}
     if max(counts.values(), default=0) < 3:
         return {}
     return {
-        f"R={R}, {rise:.1e} per step{cured}": found[cured, R, rise]
-        for cured, R, rise in sorted(found)
-        if counts[cured, R, rise] > 1
+        f"R={R}, {rise:.1e} per step{added}": found[added, R, rise]
+        for added, R, rise in sorted(found)
+        if counts[added, R, rise] > 1
     }
 
 
-def outcomes(runs: Sequence[Run]) -> list[Outcome]:
-    """Return the outcome of each run that was trained at all."""
-    found = [read_outcome(run.folder, {"p": run.rule.p, "seed": run.seed}, run.compare_at) for run in runs]
-    return [outcome for outcome in found if outcome is not None]
+@dataclass(frozen=True)
+class Escapes:
+    """How many seeds leave the unigram floor."""
+
+    seeds: int
+    """Seeds whose outcome is known: their run came to its end, or escaped before."""
+    below_floor: int
+    """By the paper's rule (Appendix C): any validation below the floor."""
+    escaped: int
+    """By the verdict in the metrics: a model that all but collapsed can be below the floor by a hair."""
+    loss: float | None
+    """Mean over the seeds that escaped, of the last run of each."""
+    cut_off: int
+    """Seeds that were cut off before they escaped."""
+
+    @property
+    def cells(self) -> list[str]:
+        low, high = wilson(self.escaped, self.seeds)
+        shares = f"{self.below_floor}/{self.seeds}", f"{self.escaped}/{self.seeds}"
+        return [*shares, f"{low:.2f} to {high:.2f}", number(self.loss, ".4f"), str(self.cut_off or MISSING)]
 
 
-def p_sweep_table(setup: Setup) -> Table:
+def count_escapes(runs: Sequence[Run], histories: Histories) -> Escapes:
+    """Count over seeds; a seed that was run twice is one, and escapes if one of its runs does."""
+    seeds: dict[Any, list[tuple[Run, bool, bool]]] = {}
+    for run in runs:
+        after = [one for one in histories[run].validations if one["step"] > 0 and one.get("floor")]
+        below = any(one["loss"] < one["floor"] for one in after)
+        escaped = any(one.get("verdict") == "escaped" for one in after)
+        seeds.setdefault(run.seed, []).append((run, below, escaped))
+    known = [own for own in seeds.values() if any(run.ended or escaped for run, _, escaped in own)]
+    last = [histories.loss(run) for *_, (run, _, escaped) in known if escaped]
+    losses = [loss for loss in last if loss is not None]
+    return Escapes(
+        len(known),
+        sum(any(below for _, below, _ in own) for own in known),
+        sum(any(escaped for *_, escaped in own) for own in known),
+        fmean(losses) if losses else None,
+        len(seeds) - len(known),
+    )
+
+
+def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a share, within [0, 1]."""
+    if trials == 0:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    share, weight = successes / trials, z * z / trials
+    centre = share + weight / 2
+    half = z * math.sqrt(share * (1 - share) / trials + weight / (4 * trials))
+    return max(0.0, (centre - half) / (1 + weight)), min(1.0, (centre + half) / (1 + weight))
+
+
+def p_sweep_table(setup: Setup, histories: Histories) -> Table:
     rows = []
     for ramp, runs in p_sweeps(setup).items():
-        counts = {count.axes["p"]: count for count in tally(outcomes(runs))}
-        is_theirs = not cure(runs[0])
-        for p in sorted({*counts, *(published.ESCAPES if is_theirs else ())}):
+        is_theirs = not additions(runs[0])
+        for p in sorted({run.rule.p for run in runs} | ({*published.ESCAPES} if is_theirs else set())):
+            own = [run for run in runs if run.rule.p == p]
+            cells = count_escapes(own, histories).cells if own else [MISSING] * 5
             paper = published.ESCAPES.get(p) if is_theirs else None
             escaped = f"{paper.printed}/{published.SWEEP_SEEDS}" if paper else MISSING
             loss = printed(published.SWEEP_LOSS.get(p) if is_theirs else None)
-            rows.append([ramp, f"{p:g}", *count_cells(counts.get(p)), escaped, loss])
-    header = ["sweep", "p", "below floor", "below floor, 95%", "escaped", "escaped, 95%", "mean loss",
-              "cut off", "paper: escaped", "paper: loss"]  # fmt: skip
+            rows.append([ramp, f"{p:g}", *cells, escaped, loss])
+    header = ["sweep", "p", "below floor", "escaped", "escaped, 95%", "mean loss", "cut off",
+              "paper: escaped", "paper: loss"]  # fmt: skip
     return Table(
         f"p-sweep-{setup.letter.lower()}",
         f"Escapes from the unigram floor: {setup.title}; and the paper's p-sweep (Appendix C)",
@@ -236,22 +284,9 @@ def p_sweep_table(setup: Setup) -> Table:
         rows,
         "below floor: the paper's rule, any validation below the floor. escaped: a validation more than 0.1 "
         "nats below it with token similarity under 0.95. 95%: Wilson intervals. mean loss: of the seeds that "
-        "escaped; * has training losses in it, for want of a validation. cut off: before that. A "
-        "seed that was run twice is one, and escapes if one of its runs does.",
+        "escaped. cut off: before that. A seed that was run twice is one, and escapes if one of its runs "
+        "does.",
     )
-
-
-def count_cells(count: Count | None) -> list[str]:
-    if count is None:
-        return [MISSING] * 6
-    below, escaped = (
-        "{:.2f} to {:.2f}".format(*b) for b in (count.below_floor_interval, count.escaped_interval)
-    )
-    loss = number(count.mean_loss, ".4f") + "*" * bool(count.surrogates)
-    return [
-        f"{count.below_floor}/{count.seeds}", below, f"{count.escaped}/{count.seeds}", escaped, loss,
-        str(count.cut_off or MISSING),
-    ]  # fmt: skip
 
 
 # ── Table 3 ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -293,28 +328,26 @@ def arc_label(run: Run, record: dict[str, Any]) -> str:
 
 
 # ── Appendix D: cost ────────────────────────────────────────────────────────────────────────────────────
-def cost_table(groups: Sequence[Setup]) -> Table:
-    """Speed and cost per cell; time per token relative to R = 1, ours and the paper's."""
+def cost_table(groups: Sequence[Setup]) -> Table | None:
+    """Time per token relative to R = 1, and hours: ours and the paper's, of the cells that the paper has."""
     rows = []
     for setup in groups:
         for label, cells in setup.rows.items():
-            for R, cell in cells.items():
-                own, first = speed(cell), speed(cells[1]) if 1 in cells else None
+            rule = first(cells).rule
+            for R, cell in cells.items() if rule in OURS else ():
+                own, one = speed(cell), speed(cells[1]) if 1 in cells else None
                 hours = [run.gpu_hours for run in cell.runs if run.gpu_hours is not None]
-                rule = OURS.get(method(cell.first), POSTNORM).name
-                paper, at_one = (published.gpu_hours(size(setup), rule, rounds) for rounds in (R, 1))
-                ours = [number(own, ",.0f"), _ratio(first, own), number(sum(hours) if hours else None, ".3f")]
-                theirs = [number(paper, ".0f"), _ratio(paper, at_one)]
-                rows.append([setup.letter, label, str(R), *ours, *theirs])
-    header = ["set-up", "method", "R", "tokens/s", "× R=1", "GPU-hours", "paper: GPU-hours", "paper: × R=1"]
+                paper, at_one = (published.gpu_hours(size(setup), rule.name, rounds) for rounds in (R, 1))
+                ours = [_ratio(one, own), number(sum(hours) if hours else None, ".3f")]
+                rows.append([setup.letter, label, str(R), *ours, _ratio(paper, at_one), number(paper, ".0f")])
+    header = ["set-up", "method", "R", "× R=1", "GPU-hours", "paper: × R=1", "paper: GPU-hours"]
     note = (
-        "tokens/s: median of the last hundred lines of each run, all its devices together; mean over the "
-        "cell's runs that had these to themselves, as far as their sweep's --jobs tells. "
-        "× R=1: time per token over that of the same row at R = 1. Hours: training steps only, "
-        "summed over the cell's runs, also unfinished ones; runs that share a GPU each count all their time. "
-        "The paper's hours (Appendix D) are for one of its own cells, on H200s."
+        "× R=1: time per token over that of the same row at R = 1, of runs that had their devices to "
+        "themselves. Hours: training steps only, summed over the cell's runs, also unfinished ones; runs "
+        "that share a GPU each count all their time. The paper's hours (Appendix D) are for one of its own "
+        "cells, on H200s."
     )
-    return Table("cost", "Cost of each cell", header, rows, note)
+    return Table("cost", "Cost of each cell", header, rows, note) if rows else None
 
 
 def _ratio(one: float | None, other: float | None) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 
 import deeploop
 from deeploop.report import beside_paper, views
-from deeploop.report.beyond import beyond_parts
 from deeploop.report.groups import Histories
 from deeploop.report.page import Part, Section
 from deeploop.report.runs import Run
@@ -21,9 +20,8 @@ def make_sections(runs: Sequence[Run], histories: Histories, *, paper: bool = Fa
         Section("Loss curves", views.curves(trained, histories)),
         Section("Comparison", [*views.seeds_tables(trained, histories), *losses]),
         Section("Loss at other depths", [depths] if depths else []),
-        Section("Deeper than trained", beyond_parts(trained, histories)),
+        Section("Deeper than trained", views.beyond_parts(trained, histories)),
         Section("Visit alignment κ_R", views.kappa_parts(trained, histories)),
-        Section("Speed", views.cost_chart(trained)),
         *beside_paper.sections(trained, histories, asked=paper),
         Section("Commands", [views.commands_table(runs, histories)]),
     ]

@@ -35,14 +35,20 @@ TABLE_AXES = (
 )
 OF_A_SETUP = ("model.", "data.", "optim.steps", "optim.batch", "device.low_precision")
 NOT_OF_A_SETUP = ("data.validate_every", "data.validation_rounds", *TABLE_AXES)
-# Settings that the name of a method says.
-OF_A_METHOD = (
-    *(name for name in TABLE_AXES if name != "model.rounds"),
-    *("optim.kind", "optim.branch_lr", "optim.branch_release_steps", "optim.wait_for_escape"),
-    *("rounds.sample", "rounds.ramp", "rounds.backprop", "gate.stage"),
-    *("model.high_rule", "model.depth_from"),
-)
-OPTIMIZER_NAMES = {"muon": "Muon"}
+# What the name of a method says besides its rule: setting → the usual value, and words for another one.
+ADDED: dict[str, tuple[Any, str]] = {
+    "model.unigram_bias": (False, "unigram bias"),
+    "optim.kind": ("adamw", "{}"),
+    "model.injection": ("none", "{}"),
+    "model.first_state": ("embedding", "from {}"),
+    "rounds.sample": ("fixed", "rounds {}"),
+    "rounds.ramp": ("off", "ramp {}"),
+    "rounds.backprop": (0, "gradient through {}"),
+    "model.exit_gate": (False, "exit gate"),
+    "gate.stage": ("joint", "{}"),
+}
+OF_A_METHOD = ("model.rule", "model.high_rule", "model.depth_from", *ADDED)
+OPTIMIZERS = {"muon": "Muon"}
 FEW = 8
 """Labels that a legend has room for; of more it names the methods alone."""
 
@@ -69,46 +75,20 @@ class Histories:
 
 # ── Methods ─────────────────────────────────────────────────────────────────────────────────────────────
 def method(run: Run) -> str:
-    """The name of the block, and what was added to it."""
+    """The name of the rule, and what was added to it."""
     if run.stamp.get("task") in REASONERS:
         return reasoner_method(run)
-    if "model.rule" not in run.fields:
-        return MISSING
-    return run.rule.title + cure(run) + recurrence(run)
+    return run.rule.title + additions(run) if "model.rule" in run.fields else MISSING
 
 
-def cure(run: Run) -> str:
-    """Name the remedy against the unigram collapse, and an optimizer other than the paper's AdamW."""
-    kind = run.fields.get("optim.kind", "adamw")
-    rate, steps = run.fields.get("optim.branch_lr", 1), run.fields.get("optim.branch_release_steps", 0)
-    release = f" to ×1 in {steps:,} steps" if steps else ""
-    taken = {
-        "unigram bias": run.fields.get("model.unigram_bias"),
-        f"branch rate ×{rate:g}{release}": rate != 1,
-        "wait": run.fields.get("optim.wait_for_escape"),
-        OPTIMIZER_NAMES.get(kind, str(kind)): kind != "adamw",
-    }
-    return "".join(f" + {name}" for name, used in taken.items() if used)
-
-
-def recurrence(run: Run) -> str:
-    """How its rounds are entered, drawn and trained; nothing in a plain loop at a fixed R."""
-    if not is_language(run):
-        return ""
-    own = run.fields
-    sample, kept = own.get("rounds.sample", "fixed"), own.get("rounds.backprop", 0)
-    injection, first = own.get("model.injection", "none"), own.get("model.first_state", "embedding")
-    ramp = own.get("rounds.ramp", "off")
-    taken = {
-        str(injection): injection != "none",
-        f"from {first}": first != "embedding",
-        f"rounds {sample}": sample != "fixed",
-        f"ramp {ramp}": ramp != "off",
-        f"gradient through {kept}": kept,
-        "exit gate": own.get("model.exit_gate"),
-        "gate-only": own.get("gate.stage") == "gate-only",
-    }
-    return "".join(f" + {name}" for name, used in taken.items() if used)
+def additions(run: Run) -> str:
+    """What differs from a plain loop at a fixed R, trained by AdamW: ` + unigram bias + Muon`."""
+    found = ""
+    for name, (usual, words) in ADDED.items():
+        value = run.fields.get(name, usual)
+        if value != usual and applies(run, name):
+            found += f" + {words.format(OPTIMIZERS.get(value, value) if name == 'optim.kind' else value)}"
+    return found
 
 
 def reasoner_method(run: Run) -> str:
@@ -137,6 +117,10 @@ class Cell:
     @property
     def first(self) -> Run:
         return self.runs[0]
+
+    @property
+    def rounds(self) -> int:
+        return int(self.first.fields["model.rounds"])
 
     @property
     def trained(self) -> list[Run]:
@@ -205,7 +189,7 @@ def labels(cells: Sequence[Cell], *, but: Sequence[str] = ()) -> list[str]:
     found = methods(runs)
     of_the_paper = all("model.rule" in run.fields and run.rule.is_paper for run in runs)
     if of_the_paper and len({run.rule.p for run in runs}) > 2:
-        found = [f"p = {run.rule.p:g}{cure(run)}" for run in runs]
+        found = [f"p = {run.rule.p:g}{additions(run)}" for run in runs]
     return [" · ".join([base, *_told(run, names)]) for base, run in zip(found, runs, strict=True)]
 
 
@@ -268,17 +252,15 @@ class Setup:
     @cached_property
     def rows(self) -> dict[str, dict[int, Cell]]:
         """Row label → rounds → cell; a method has several rows where settings differ at one R."""
-        rows: dict[str, dict[int, list[Run]]] = {}
+        rows: dict[str, dict[int, Cell]] = {}
         for name in sorted({method(run) for run in self.runs}, key=method_order):
-            own = [run for run in self.runs if method(run) == name]
-            variants = find_variants(own)
-            split = _is_split(own, variants)
-            for run, variant in zip(own, variants, strict=True):
-                row = f"{name}, {variant}" if split else name
-                rows.setdefault(row, {}).setdefault(run.fields["model.rounds"], []).append(run)
-        return {
-            row: {R: Cell(tuple(runs)) for R, runs in sorted(cells.items())} for row, cells in rows.items()
-        }
+            own = cells(run for run in self.runs if method(run) == name)
+            split = len(own) > len({cell.rounds for cell in own})
+            told = [name for name in differing([cell.first for cell in own]) if name != "model.rounds"]
+            for cell in sorted(own, key=lambda cell: cell.rounds):
+                row = " · ".join([name, *_told(cell.first, told)]) if split else name
+                rows.setdefault(row, {})[cell.rounds] = cell
+        return rows
 
 
 def setups(runs: Sequence[Run]) -> list[Setup]:
@@ -302,26 +284,6 @@ def letter(index: int) -> str:
 
 def is_language(run: Run) -> bool:
     return run.stamp.get("task", "language") == "language" and run.fields.keys() >= CONFIG_KINDS.keys()
-
-
-def find_variants(runs: Sequence[Run]) -> list[str]:
-    """Of each run of a method, the optimizer's settings in which it differs from the others."""
-    # The kind is in the method's name.
-    names = {name for run in runs for name in run.fields if name.startswith("optim.")} - {"optim.kind"}
-    told = {name for name in names if len({json.dumps(run.fields.get(name)) for run in runs}) > 1}
-    return [
-        ", ".join(
-            f"{name.partition('.')[2]} {setting(run.fields[name])}" for name in run.fields if name in told
-        )
-        or "as the others"
-        for run in runs
-    ]
-
-
-def _is_split(runs: Sequence[Run], variants: Sequence[str]) -> bool:
-    """Return True if some R has runs with different settings, so that one row could not hold them."""
-    rounds = [run.fields["model.rounds"] for run in runs]
-    return len({*zip(rounds, variants, strict=True)}) > len({*rounds})
 
 
 # ── Settings as words ───────────────────────────────────────────────────────────────────────────────────

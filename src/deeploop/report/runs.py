@@ -64,8 +64,7 @@ CONFIG_KINDS = {
 }
 # Of some tasks only, or of runs of 0.2.0.
 OTHER_KINDS: dict[str, Any] = {"model.high_rule": str, "data.task": str, "data.rule": int, "optim.kind": str}
-OTHER_KINDS |= dict.fromkeys(("data.length", "data.train_steps", "optim.branch_release_steps"), int)
-OTHER_KINDS |= {"optim.branch_lr": int | float}
+OTHER_KINDS |= dict.fromkeys(("data.length", "data.train_steps"), int)
 STAMP_KINDS = {
     "task": str,
     "ranks": int,

@@ -6,11 +6,13 @@ A view is a function of runs that returns tables and charts. `document.py` puts 
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from dataclasses import replace
+from statistics import fmean, median
 from typing import Any
 
 from deeploop.report import listing
 from deeploop.report.groups import (
+    OF_A_METHOD,
     Cell,
     Histories,
     along,
@@ -62,11 +64,10 @@ def _rank(cell: Cell, histories: Histories) -> tuple[str, float]:
 
 
 def seeds_table(groups: Sequence[Cell], histories: Histories, name: str, title: str) -> Table:
-    """A row for each set of seeds: settings, mean ± standard deviation, the least and the most."""
+    """A row for each set of seeds: its method and settings, means ± standard deviations."""
     runs = [run for cell in groups for run in cell.runs]
     named = dict(zip(map(id, groups), methods([cell.first for cell in groups]), strict=True))
-    settings = listing.setting_columns(runs, but=("model.rule",))
-    units = sorted({run.unit for run in runs if run.ended and histories.loss(run) is not None})
+    settings = listing.setting_columns(runs, but=OF_A_METHOD)
     columns: dict[str, Any] = {"method": lambda cell: named[id(cell)]}
     columns |= {heading: _of_first(column) for heading, column in settings.items()}
     columns |= {
@@ -74,22 +75,19 @@ def seeds_table(groups: Sequence[Cell], histories: Histories, name: str, title: 
         "unfinished": lambda cell: _count(not run.ended for run in cell.runs),
         "collapsed": lambda cell: _count(run in cell.collapsed for run in cell.runs),
     }
-    for unit in units:
-        heading = f"loss, nats/{unit}"
-        columns |= _spread_columns(heading, ".4f", lambda run, unit=unit: _loss(run, unit, histories))
-    columns |= _spread_columns("solved, %", ".1f", _exact) | _spread_columns("cells, %", ".1f", _cells)
+    for unit in sorted({run.unit for run in runs if run.ended and histories.loss(run) is not None}):
+        columns[f"loss, nats/{unit}"] = _mean_of(".4f", lambda run, unit=unit: _loss(run, unit, histories))
+    columns |= {"solved, %": _mean_of(".1f", _exact), "cells, %": _mean_of(".1f", _cells)}
     columns |= {
         "tokens/s": lambda cell: number(speed(cell), ",.0f"),
         "GPU-h": lambda cell: number(_sum(run.gpu_hours for run in cell.runs), ".3f"),
-        "runs": lambda cell: " ".join(run.name for run in cell.runs),
     }
     return Table.of(name, title, groups, columns, SEEDS_NOTE).filled
 
 
 SEEDS_NOTE = (
     "Mean ± standard deviation over the runs that came to their end and did not collapse, one of each seed "
-    "unless the row says otherwise; then the least and the most. tokens/s: of runs that had their device to "
-    "themselves."
+    "unless the row says otherwise. tokens/s: of runs that had their device to themselves."
 )
 
 
@@ -97,15 +95,8 @@ def _of_first(column: Any) -> Any:
     return lambda cell: column(cell.first)
 
 
-def _spread_columns(heading: str, form: str, value: Any) -> dict[str, Any]:
-    def ends(cell: Cell) -> str:
-        found = cell.of_trained(value)
-        return f"{min(found):{form}} to {max(found):{form}}" if len(found) > 1 else MISSING
-
-    def middle(cell: Cell) -> str:
-        return spread(found, form) if (found := cell.of_trained(value)) else MISSING
-
-    return {heading: middle, f"{heading.partition(',')[0]}, least to most": ends}
+def _mean_of(form: str, value: Any) -> Any:
+    return lambda cell: spread(found, form) if (found := cell.of_trained(value)) else MISSING
 
 
 def _loss(run: Run, unit: str, histories: Histories) -> float | None:
@@ -236,35 +227,33 @@ def against(runs: Sequence[Run], histories: Histories, field: str) -> list[Chart
 def loss_panel(
     lines: Mapping[str, Mapping[Any, Sequence[float]]], axis: str, unit: str, *, log: bool
 ) -> Panel:
-    """Mean losses with each run; those far above the better ones are triangles at the upper edge."""
+    """Mean losses, and each run as a dot; runs far above the better ones are triangles at the upper edge."""
     called = in_legend(lines)
     look = looks(called.values())
-    kept = [y for points in lines.values() for losses in points.values() for y in (*losses, fmean(losses))]
-    top = ceiling([[y for own in points.values() for y in (*own, fmean(own))] for points in lines.values()])
-    kept = [y for y in kept if y <= top]
-    low, high = min(kept), max(kept)
-    edge = high + 0.12 * (high - low)
+    losses = [[y for own in points.values() for y in (*own, fmean(own))] for points in lines.values()]
+    top = ceiling(losses)
+    kept = [y for own in losses for y in own if y <= top]
+    low, room = min(kept), max(kept) - min(kept)
+    edge = max(kept) + 0.12 * room
     drawn, texts = [], []
-    for name, points in lines.items():
-        name = called[name]
-        colour, dashes = look[name]
-        xs = sorted(points)
-        means = [fmean(points[x]) for x in xs]
-        drawn.append(Line(xs, [y if y <= top else math.nan for y in means], name, colour, f"o{dashes}"))
-        for x in xs:
-            inside = [y for y in points[x] if y <= top]
+    for label, points in lines.items():
+        colour, dashes = look[called[label]]
+        means = {x: fmean(points[x]) for x in sorted(points)}
+        shown = [y if y <= top else math.nan for y in means.values()]
+        drawn.append(Line([*means], shown, called[label], colour, f"o{dashes}"))
+        for x, own in points.items():
+            inside = [y for y in own if y <= top]
             drawn.append(Line([x] * len(inside), inside, colour=colour, style=".", strength=0.6))
-            above = far_off(points[x], top)
-            drawn += [Line([x], [edge], colour=colour, style="^", size=6)] if above else []
-            texts += [(x, edge + 0.06 * (high - low), f"{max(above):.2f}", INK)] if above else []
-    y_range = (low - 0.06 * (high - low), edge + 0.14 * (high - low)) if texts else None
+            if len(inside) < len(own):
+                drawn.append(Line([x], [edge], colour=colour, style="^", size=6))
+                texts.append((x, edge + 0.06 * room, f"{max(own):.2f}", INK))
     return Panel(
         drawn,
         x=axis,
         y=f"validation loss (nats per {unit})",
         log_x=2 if log else 0,
         x_ticks={x: f"{x:g}" for x in sorted({x for points in lines.values() for x in points})},
-        y_range=y_range,
+        y_range=(low - 0.06 * room, edge + 0.14 * room) if texts else None,
         texts=texts,
     )
 
@@ -278,32 +267,6 @@ def ceiling(rows: Sequence[Sequence[float]]) -> float:
     better = [loss for row in ranked[: max(2, (len(ranked) + 1) // 2)] for loss in row]
     difference = max(better, default=0) - min(better, default=0)
     return min(better) + 6 * difference if difference else math.inf
-
-
-def far_off(losses: Sequence[float], top: float) -> list[float]:
-    """Return the points to mark above the scale: a cell's mean, or single runs if the mean is visible."""
-    mean = fmean(losses)
-    return [mean] if mean > top else [loss for loss in losses if loss > top]
-
-
-def cost_chart(runs: Sequence[Run]) -> list[Chart]:
-    """Time per token against R, relative to R = 1; where the blocks cost all, it is R itself."""
-    groups = [cell for cell in cells(filter(is_language, runs)) if speed(cell)]
-    rates = {
-        name: {cell.first.fields["model.rounds"]: speed(cell) or 0.0 for cell in own}
-        for name, own in along(groups, "model.rounds").items()
-    }
-    found = {name: own for name, own in rates.items() if 1 in own}
-    if not found:
-        return []
-    look, most = looks(found), max(R for own in found.values() for R in own)
-    lines = [Line([1, most], [1, most], "R", style=":", width=1)]
-    for name, own in found.items():
-        rounds = sorted(own)
-        colour, dashes = look[name]
-        lines.append(Line(rounds, [own[1] / own[R] for R in rounds], name, colour, f"o{dashes}"))
-    panel = Panel(lines, x="rounds R", y="time per token, R = 1 is 1", whole_x=True)
-    return [Chart("cost-against-rounds", "Time per token against R, from the tokens/s above.", [panel])]
 
 
 # ── Loss at other depths ────────────────────────────────────────────────────────────────────────────────
@@ -356,6 +319,106 @@ def _by_rounds(run: Run) -> dict[int, float]:
 def _mean(losses: Sequence[float | None]) -> str:
     known = [loss for loss in losses if loss is not None]
     return spread(known) if known else MISSING
+
+
+# ── Iterated tasks: deeper than trained ─────────────────────────────────────────────────────────────────
+RIGHT = 0.99  # share of whole answers inside the trained steps, of cells beyond them
+FARTHEST = 2  # of the numbers of steps asked for, so many of the largest tell whether a loop extrapolates
+BEYOND_NOTE = (
+    f"extrapolates: runs with {RIGHT:.0%} of the cells right at the {FARTHEST} largest numbers of steps. "
+    f"learned at step: the first validation with {RIGHT:.0%} of the whole answers right inside the trained "
+    "steps, the median over seeds. Then the share of right cells, mean ± standard deviation."
+)
+
+
+def goes_on(shares: Mapping[int, float], trained: int) -> bool | None:
+    """Return True if shares of right cells, by steps, stay near 1 beyond training; None without any."""
+    far = sorted(steps for steps in shares if steps > trained)[-FARTHEST:]
+    return all(shares[steps] >= RIGHT for steps in far) if far else None
+
+
+def beyond_parts(runs: Sequence[Run], histories: Histories) -> list[Part]:
+    """A table and a chart for each iterated task, the settings that extrapolate furthest first."""
+    tasks: dict[str, list[Run]] = {}
+    for run in filter(is_iterated, runs):
+        tasks.setdefault(_task_name(run), []).append(run)
+    parts: list[Part] = []
+    for at, (task, own) in enumerate(tasks.items()):
+        groups = sorted(cells(own), key=lambda cell: fmean(_error_beyond(run) for run in cell.runs))
+        named = dict(zip(map(id, groups), labels(groups), strict=True))
+        name = f"beyond-{letter(at).lower()}"
+        table = _beyond_table(groups, named, histories)
+        parts += [replace(table, name=name, title=f"Share of cells right by steps: {task}")]
+        parts += [_beyond_chart(groups, named, name, task)]
+    return parts
+
+
+def is_iterated(run: Run) -> bool:
+    told = {"data.task", "data.rule", "data.length", "data.train_steps"} <= run.fields.keys()
+    return (
+        told and run.stamp.get("task") == "iterate" and run.state == "finished" and "steps" in run.validation
+    )
+
+
+def _task_name(run: Run) -> str:
+    fields = run.fields
+    rule = f" of rule {fields['data.rule']}" if fields["data.task"] == "automaton" else ""
+    size, trained = fields["data.length"], fields["data.train_steps"]
+    return f"{fields['data.task']}{rule}, length {size}, trained on 1 to {trained} steps"
+
+
+def _error_beyond(run: Run) -> float:
+    return float(run.validation.get("beyond") or 0.0)
+
+
+def _shares(run: Run) -> dict[int, float]:
+    """Steps → share of right cells, at the last validation."""
+    return dict(zip(run.validation["steps"], run.validation["cells_by_steps"], strict=True))
+
+
+def _beyond_table(groups: Sequence[Cell], named: Mapping[int, str], histories: Histories) -> Table:
+    def extrapolating(cell: Cell) -> str:
+        found = [goes_on(_shares(run), run.fields["data.train_steps"]) for run in cell.runs]
+        return MISSING if None in found else f"{sum(map(bool, found))}/{len(found)}"
+
+    def learned_at(cell: Cell) -> str:
+        right = [
+            [one["step"] for one in histories[run].validations if (one.get("exact") or 0) >= RIGHT]
+            for run in cell.runs
+        ]
+        return number(median(own[0] for own in right) if all(right) else None, ",.0f")
+
+    columns: dict[str, Any] = {
+        "rule": lambda cell: named[id(cell)],
+        "seeds": lambda cell: str(len(cell.runs)),
+        "extrapolates": extrapolating,
+        "learned at step": learned_at,
+    }
+    for steps in sorted({steps for cell in groups for run in cell.runs for steps in _shares(run)}):
+        columns[f"{steps} steps"] = _mean_of(".3f", lambda run, steps=steps: _shares(run).get(steps))
+    return Table.of("", "", groups, columns, BEYOND_NOTE)
+
+
+def _beyond_chart(groups: Sequence[Cell], named: Mapping[int, str], name: str, task: str) -> Chart:
+    """Mean share of right cells against steps, a line for the best settings of each method."""
+    best = {method(cell.first): cell for cell in reversed(groups)}
+    look = looks(named[id(cell)] for cell in best.values())
+    lines = []
+    for cell in reversed(best.values()):
+        colour, dashes = look[named[id(cell)]]
+        asked = sorted(set.intersection(*({*_shares(run)} for run in cell.runs)))
+        means = [fmean(_shares(run)[steps] for run in cell.runs) for steps in asked]
+        lines.append(Line(asked, means, named[id(cell)], colour, f"o{dashes}"))
+    panel = Panel(
+        lines,
+        x="steps asked for (shaded: trained)",
+        y="share of cells right",
+        log_x=2,
+        y_range=(0, 1.03),
+        shaded=(0.9, groups[0].first.fields["data.train_steps"]),
+    )
+    caption = f"Right cells against steps: a loop that learned one step stays at 1. {task}."
+    return Chart(name, caption, [panel], height=4)
 
 
 # ── κ_R ─────────────────────────────────────────────────────────────────────────────────────────────────

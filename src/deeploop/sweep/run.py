@@ -13,8 +13,10 @@ from pathlib import Path
 from deeploop.exits import INTERRUPTED
 from deeploop.files import lock_folder
 from deeploop.paper.grids import Scale, grids
-from deeploop.report import escapes
+from deeploop.report.groups import Histories
+from deeploop.report.runs import find_runs
 from deeploop.report.tables import text_table
+from deeploop.report.views import seeds_tables
 from deeploop.runs.sweeps import SweepRecord
 from deeploop.sweep import board, slurm
 from deeploop.sweep.arguments import SweepArgs
@@ -188,13 +190,10 @@ def report(folder: SweepFolder) -> str:
 
 
 def closing(folder: SweepFolder) -> str:
-    """The count of escapes, where a grid has seeds to count, and where everything lies."""
-    lines = [f"cells  {folder.out}"]
-    if any("seed" in cell.axes for cell in folder.cells):
-        counts = escapes.count(folder.out, compare_at=folder.grid.compare_at)
-        if counts:
-            lines.insert(0, f"\n{escapes.table(counts)}\n")
-    return "\n".join(lines)
+    """Means over seeds, as in a report, and the place of the cells."""
+    runs = [run for run in find_runs([folder.out]) if run.fields] if folder.record() else []
+    tables = [f"\n{table.title}\n{table.text()}" for table in seeds_tables(runs, Histories())]
+    return "\n".join([*tables, f"\ncells  {folder.out}" if tables else f"cells  {folder.out}"])
 
 
 def _command() -> str:
