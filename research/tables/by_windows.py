@@ -12,7 +12,7 @@ import numpy as np
 
 from deeploop.report.runs import find_runs
 from deeploop.report.tables import MISSING, markdown_table
-from research.contrasts import Losses, holm, pooled, quantile, upper_tail
+from research.contrasts import Losses, contrasts, holm, pooled, quantile, upper_tail
 from research.tables.long_training import losses_of_seeds, mean_losses
 
 RULES = {"prenorm": "pre-norm", "deeploop": "DeepLoop"}
@@ -142,15 +142,22 @@ ARMS = {
 
 
 def arms_table(results: Path) -> str:
-    """Loss of each arm and seed that was run."""
     found = losses_of_seeds(results / "rfc")
-    seeds = sorted({seed for losses in found.values() for seed in losses})
+    spread, seeds = pooled(found), sorted(found["recommended"])
     rows = [
-        (label, *(_loss(found[arm].get(seed)) for seed in seeds))
+        (label, *(f"{found[arm][seed]:.4f}" for seed in seeds), f"{fmean(found[arm].values()):.4f}")
         for arm, label in ARMS.items()
-        if arm in found
     ]
-    return markdown_table(("", *(f"seed {seed}" for seed in seeds)), rows)
+    note = f"Standard deviation of seeds, pooled: {spread.sd:.4f} ({spread.dof} degrees of freedom)."
+    return f"{markdown_table(('', *(f'seed {seed}' for seed in seeds), 'mean'), rows)}\n\n{note}"
+
+
+def arms_contrasts_table(results: Path) -> str:
+    rows = [
+        (f"{c.one} − {c.other}", str(c), f"{c.p:.2g}", "yes" if c.p < 0.05 else "no")
+        for c in contrasts(losses_of_seeds(results / "rfc"))
+    ]
+    return markdown_table(("contrast", "difference (95%, all six together)", "p (Holm)", "told apart"), rows)
 
 
 def _loss(loss: float | None) -> str:
@@ -161,5 +168,5 @@ def _loss(loss: float | None) -> str:
 TABLES: dict[str, dict[str, Callable[[Path], str]]] = {
     "gain": {"gains": gains_table, "growths": growths_table, "gain-search": gain_search_table},
     "round-worth": {"worth": worth_table},
-    "rfc": {"arms": arms_table},
+    "rfc": {"arms": arms_table, "contrasts": arms_contrasts_table},
 }
