@@ -1,10 +1,12 @@
 """The command line: every mistake is one line that names field and value, and exit code 2."""
 
 import ast
+import dataclasses
 import io
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -174,6 +176,25 @@ def test_who_waits_for_torch_is_told_until_it_is_there(loaded, rank, stream, tol
     assert last == ([" " * 17, ""] if told else [])  # nothing of it stays
 
 
+@pytest.mark.parametrize(
+    ("event", "fields"),
+    [
+        ("UnrecognizedArgs", {"tokens"}),
+        ("MissingArgs", {"missing_arguments", "unrecognized_tokens"}),
+        ("InvalidChoice", {"argument", "value", "choices"}),
+        ("BadValue", {"argument"}),
+        ("InstantiationFailure", {"argument", "message"}),
+    ],
+)
+def test_tyro_has_the_private_events_that_parsing_reads(event, fields):
+    """Has failed with a new tyro? Change `commands/parsing.py`, and the bounds in pyproject.toml."""
+    from tyro import _errors
+
+    assert fields <= {field.name for field in dataclasses.fields(getattr(_errors, event))}
+    with _errors.on_parse_error(print):
+        pass
+
+
 @pytest.mark.parametrize("where", ["terminal", "ascii", "utf-8"])
 def test_the_line_is_the_same_wherever_it_is_printed(where):
     """tyro frames and colours its errors to suit stdout; nothing of that is left."""
@@ -284,6 +305,34 @@ def test_steps_of_a_recipe_are_fitted_to_a_small_corpus(corpus):
     assert (kept.optim.warmup_steps, kept.checkpoint.every) == (200, 100)
 
 
+def test_steps_of_a_recipe_are_fitted_to_a_small_mixture(refused, corpus, tmp_path):
+    """Both have 23,510 tokens; a corpus that is never drawn does not count."""
+    other, unused = (shutil.copytree(corpus, tmp_path / name) for name in ("my other", "unused"))
+    mix = f"{corpus}=0.5", f"{other}=0", f"{unused}=0"
+    recipe = get_recipe("tiny")
+    config = replace(recipe, data=replace(recipe.data, mix=mix, mix_last=(f"{other}=1",)))
+    config = replace(config, optim=replace(config.optim, steps=1000))
+    fitted, [line] = with_steps_of_corpus(config, [], "tiny")
+    assert fitted.optim.steps == 10 * 2 * 23_510 // 2048
+    assert line.startswith(f"steps: 229, 10 epochs: {' '.join(mix)} have 47,020 tokens, which the 1,000 ")
+    shutil.rmtree(other)
+    assert with_steps_of_corpus(config, [], "tiny") == (config, [])  # the run's opening says what is wrong
+
+    shutil.copytree(corpus, other)
+    message = refused(["train", "gpt2-small", "--data.mix", *mix[:2], "--blocks", "2"])
+    first, second = re.findall(r"`deeploop (.*?)`", message)
+    assert shlex.split(second) == ["train", "tiny", "--data.mix", *mix[:2]]
+    assert shlex.split(first)[:8] == [
+        "train",
+        "gpt2-small",
+        "--data.mix",
+        *mix[:2],
+        "--model.blocks",
+        "2",
+        "--batch",
+    ]
+
+
 def test_a_corpus_too_small_for_a_recipe_is_answered_with_commands_to_choose_from(refused, corpus, capsys):
     message = refused(["train", "gpt2-small", "--data", str(corpus)])
     assert (
@@ -359,7 +408,7 @@ def test_a_folder_that_holds_a_run(refused, train_arguments, tmp_path):
     for field, value, old in [("hidden", 96, 64), ("rounds", 5, 3), ("rule", "prenorm", "deeploop")]:
         message = refused(train_arguments(out, "--resume", f"--model.{field}", value))
         name = f"model.{field}"
-        assert message.startswith(f"{name}={value}: the run in {out} was started with {name}={old}; resume ")
+        assert message.startswith(f"{name}={value}: the run in {out} was started with {name}={old}; `deep")
     assert "seed=0" in refused(train_arguments(out, "--resume", "--seed", 1, "--optim.steps", 9))
     assert [path.name for path in list_checkpoints(out)] == kept
 
@@ -502,7 +551,7 @@ def test_short_options_are_those_of_the_fields(train_arguments, tmp_path, capsys
         assert main(["train", "--resume", str(out), *option.split()]) == 2
         field = f"model.{option[2:].replace(' ', '=')}"
         assert f"{field}: the run in {out} was started with" in (said := capsys.readouterr().err)
-        assert f"={old}; resume it" in said
+        assert f"={old}; `deeploop train --resume {out}` keeps that; or choose another --out" in said
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,26 @@ def test_it_says_what_is_there_and_passes(capsys, tmp_path, monkeypatch):
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     named = [re.split(r"\s{2,}|(?<=extra tensorboard) ", line)[0] for line in lines]
-    assert named[:5] == ["deeploop", "Python", "torch", "Triton", "GPU"]
-    assert named[-3:] == ["training uses", "self-test", "passed"]
+    assert named[:2] == ["deeploop", "Python"]
+    assert named[-6:] == ["Triton", "torch", "GPU", "training uses", "self-test", "passed"]
     assert re.search(r"(eager modules|compiled blocks|Triton kernels), (fp32|bf16)", lines[-3])
     first, last = map(float, re.search(r"loss (\S+) → (\S+),", lines[-1]).groups())
     assert last < first - 0.1  # the bias of the recipe starts at the unigram floor
     # torch makes the folder of its inductor when that is imported, which building an optimizer does
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]
+
+
+def test_what_is_known_without_torch_comes_before_its_import():
+    """Its import takes seconds."""
+    code = (
+        "import sys\nfrom deeploop.commands.doctor import installed\n"
+        "for name, _ in installed():\n    print(name, 'torch' in sys.modules)"
+    )
+    lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = {
+        name: known == "True" for name, _, known in (line.rpartition(" ") for line in lines.splitlines())
+    }
+    assert [name for name, known in loaded.items() if known] == ["torch", "GPU"]
 
 
 def test_the_extras_are_pyprojects():

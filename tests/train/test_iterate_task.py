@@ -171,7 +171,8 @@ def test_another_task_is_not_gone_on_with(tmp_path):
     train(config, quiet=True)
     more = replace(config, resume=True, optim=replace(config.optim, steps=20))
     with pytest.raises(
-        ValueError, match=r"data.rule=30: the run in .* was started with data.rule=86; resume it with that"
+        ValueError,
+        match=r"data.rule=30: the run in .* was started with data.rule=86; `deeploop train --resume",
     ):
         train(replace(more, data=replace(config.data, rule=30)), quiet=True)
     longer = replace(more, data=replace(config.data, test_steps=(1, 50)))

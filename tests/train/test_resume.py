@@ -144,7 +144,8 @@ def test_another_seed_is_refused_by_its_name(train_arguments, tmp_path, capsys):
     assert main(train_arguments(out)) == 0
     assert main(train_arguments(out, "--resume", "--seed", 3)) == 2
     message = (
-        f"seed=3: the run in {out} was started with seed=0; resume it with that, or choose another --out"
+        f"seed=3: the run in {out} was started with seed=0; `deeploop train --resume {out}` keeps that; "
+        "or choose another --out"
     )
     assert capsys.readouterr().err == f"deeploop train: error: {message}\n"
 

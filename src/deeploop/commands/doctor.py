@@ -20,6 +20,7 @@ from deeploop.data.tokenizers import get_tokenizer
 from deeploop.extras import how_to_install
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.recipes import tiny
+from deeploop.terminal import loading_torch
 from deeploop.train.metrics import read_metrics
 
 # What needs torch is imported where it is used: the first lines and --help do not wait for it.
@@ -81,15 +82,16 @@ def installed() -> Iterator[tuple[str, str]]:
     """List what is installed: a name and its description per line."""
     yield "deeploop", f"{deeploop.__version__} in {Path(deeploop.__file__).parent}"
     yield "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    import torch
-
-    from deeploop.train.progress import cpu_threads
-
-    yield "torch", f"{torch.__version__}, {cpu_threads()}"
-    yield "Triton", version_of("triton") or "not installed; only a GPU needs it"
-    yield "GPU", describe_gpu()
     for extra, packages in sorted(extras().items()):
         yield f"extra {extra}", describe_extra(extra, packages)
+    yield "Triton", version_of("triton") or "not installed; only a GPU needs it"
+    with loading_torch():
+        import torch
+
+        from deeploop.train.progress import cpu_threads
+
+    yield "torch", f"{torch.__version__}, {cpu_threads()}"
+    yield "GPU", describe_gpu()
 
 
 def small_config(folder: Path) -> TrainConfig:

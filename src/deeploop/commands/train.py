@@ -18,7 +18,14 @@ from deeploop.config.run import RunConfig
 from deeploop.config.short_names import GROUPS, SHORT, full_words
 from deeploop.exits import memory_advice
 from deeploop.files import read_table
-from deeploop.runs.folder import check_folder, check_kind, config_to_resume, is_export, load_config
+from deeploop.runs.folder import (
+    check_folder,
+    check_kind,
+    config_to_resume,
+    is_export,
+    load_config,
+    other_setting,
+)
 from deeploop.tasks import read_config
 from deeploop.tasks.chat.config import ChatTrainConfig
 from deeploop.tasks.language.config import TrainConfig
@@ -135,10 +142,7 @@ def check_kept(base: RunConfig, words: list[str]) -> None:
                 take_value(words, word.partition("=")[0]),
             )
             if type(old) is int and str(value).isdecimal() and int(str(value)) != old:
-                raise ValueError(
-                    f"{path}={value}: the run in {base.out} was started with {path}={old}; "
-                    "resume it with that, or choose another --out"
-                )
+                raise other_setting(base.out, path, old, value)
 
 
 def first_options(base: RunConfig, source: str) -> str:
@@ -322,31 +326,33 @@ def with_vocabulary_of_corpus(config: Any, words: list[str]) -> tuple[Any, list[
 
 
 def with_steps_of_corpus(config: Any, words: list[str], recipe: str) -> tuple[Any, list[str]]:
-    """A recipe's config with no more steps than EPOCHS of its corpus, unless the words say how many.
+    """A recipe's config with no more steps than EPOCHS of its text, unless the words say how many.
 
     Raises where these would be too few to train, with the commands to choose from.
     """
-    from deeploop.tasks.language.vocabulary import corpus_of  # now: it opens the corpus
+    from deeploop.tasks.language.vocabulary import training_tokens  # now: it opens the corpora
 
-    corpus = None if _names(words, "--optim.steps") else corpus_of(config)
-    if corpus is None:
+    tokens = 0 if _names(words, "--optim.steps") else training_tokens(config)
+    if not tokens:
         return config, []
-    optim, context, tokens = config.optim, config.model.context, len(corpus.train)
+    optim, context, mix = config.optim, config.model.context, config.data.mix
     steps, epochs = EPOCHS * tokens // (optim.batch * context), optim.steps * optim.batch * context / tokens
     if epochs <= EPOCHS:
         return config, []
     known = (
-        f"{corpus.folder} has {tokens:,} tokens, which the {optim.steps:,} steps of {recipe} "
-        f"repeat {epochs:,.0f} times"
+        f"{' '.join(mix) + ' have' if mix else f'{config.data.path} has'} {tokens:,} tokens, which the "
+        f"{optim.steps:,} steps of {recipe} repeat {epochs:,.0f} times"
     )
     if steps < FEWEST_STEPS:
         ranks = int(os.environ.get("WORLD_SIZE", 1))
         batch = -(-max(1, EPOCHS * tokens // (5 * FEWEST_STEPS * context)) // ranks) * ranks
         fewer = max(1, EPOCHS * tokens // (batch * context))
-        kept = shlex.join(_other_than(words, ("--data.path", "--optim.batch", "--optim.warmup-steps")))
+        source = ("--data.mix", *mix) if mix else ("--data", str(config.data.path))
+        replaced = ("--data.path", "--data.mix", "--optim.batch", "--optim.warmup-steps")
+        kept = shlex.join(_other_than(words, replaced))
         fitted = f"{kept} --batch {batch} --steps {fewer} --warmup {fewer // 5}".strip()
         other = f"train {recipe} --steps {optim.steps}" if recipe == "tiny" else "train tiny"
-        command = f"--data {corpus.folder}"
+        command = shlex.join(source)
         raise ValueError(
             f"{known}; choose `deeploop train {recipe} {command} {fitted}` ({EPOCHS} epochs) "
             f"or `deeploop {other} {command}`"
@@ -366,13 +372,12 @@ def with_steps_of_corpus(config: Any, words: list[str], recipe: str) -> tuple[An
 
 def _other_than(words: list[str], options: Collection[str]) -> list[str]:
     """Drop these options and their values."""
-    kept, rest = [], iter(words)
-    for word in rest:
-        option, equals, _ = word.partition("=")
-        if option.replace("_", "-") not in options:
+    kept, drop = [], False
+    for word in words:
+        if word.startswith("--"):
+            drop = word.partition("=")[0].replace("_", "-") in options
+        if not drop:
             kept.append(word)
-        elif not equals:
-            next(rest, "")
     return kept
 
 

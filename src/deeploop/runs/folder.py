@@ -2,6 +2,7 @@
 
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -83,11 +84,16 @@ def check_folder(config: RunConfig) -> Path | None:
                 f"optim.steps={new}: the run in {config.out} is at step {step} already; give more than that"
             )
         if name.startswith(("model.", "rounds.", "gate.")) or name in config.kept:
-            raise ValueError(
-                f"{name}={new}: the run in {config.out} was started with {name}={old}; "
-                "resume it with that, or choose another --out"
-            )
+            raise other_setting(config.out, name, old, new)
     return checkpoint
+
+
+def other_setting(run: Path, field: str, old: object, new: object) -> ValueError:
+    """The error for a setting that a resumed run keeps."""
+    return ValueError(
+        f"{field}={new}: the run in {run} was started with {field}={old}; "
+        f"`deeploop train --resume {shlex.quote(str(run))}` keeps that; or choose another --out"
+    )
 
 
 def check_kind(config: RunConfig, run: Path, field: str) -> None:

@@ -5,14 +5,17 @@ from typing import Any
 
 from deeploop.data.bpe import vocabulary_fits
 from deeploop.data.shards import Corpus
-from deeploop.tasks.language.config import DataConfig
+from deeploop.tasks.language.config import DataConfig, parse_mix
 
 
-def corpus_of(config: Any) -> Corpus | None:
-    """The corpus of a language model's config, unless it is a mixture or can't be opened."""
-    if not isinstance(getattr(config, "data", None), DataConfig) or config.data.mix:
-        return None
-    return _opened(config.data.path)
+def training_tokens(config: Any) -> int:
+    """The training tokens of a language model's corpora with a weight; 0 if one of them can't be opened."""
+    if not isinstance(data := getattr(config, "data", None), DataConfig):
+        return 0
+    parts = parse_mix(data.mix), data.last_weights or (0.0,) * len(data.mix)
+    drawn = [folder for (folder, first), last in zip(*parts, strict=True) if first or last]
+    found = [_opened(folder) for folder in drawn or data.folders]
+    return sum(len(corpus.train) for corpus in found if corpus) if all(found) else 0
 
 
 def _opened(folder: Path) -> Corpus | None:
