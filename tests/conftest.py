@@ -195,10 +195,8 @@ def task_rows(draw):
     }
 
 
-@pytest.fixture(scope="session")
-def task_files(tmp_path_factory):
-    """A folder of the eight tasks, 4 rows a split, for `--data`; a test that damages it copies it first."""
-    folder = tmp_path_factory.mktemp("tasks")
+def write_task_files(folder):
+    """The eight tasks, 4 rows a split, for `--data`."""
     draw = random.Random(0)
     for split in ("train", "validation", "test"):
         rows = [task_rows(draw) for _ in range(4)]
@@ -206,6 +204,13 @@ def task_files(tmp_path_factory):
             (folder / task).mkdir(exist_ok=True)
             lines = "".join(json.dumps(row[task]) + "\n" for row in rows)
             (folder / task / f"{split}.jsonl").write_text(lines)
+
+
+@pytest.fixture(scope="session")
+def task_files(tmp_path_factory):
+    """A folder of the eight tasks; a test that damages it copies it first."""
+    folder = tmp_path_factory.mktemp("tasks")
+    write_task_files(folder)
     return folder
 
 

