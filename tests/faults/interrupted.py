@@ -177,8 +177,8 @@ def pairs_words(shared: Path, out: Path) -> list[str]:
 
 
 def folder_end(out: Path) -> object:
-    """The names of all files, and the weights."""
-    files = sorted(path for path in out.rglob("*") if path.is_file())
+    """The names of all files, and the weights. A kill after the last rename leaves the free lock behind."""
+    files = sorted(path for path in out.rglob("*") if path.is_file() and path.name != ".lock")
     names = [str(path.relative_to(out)) for path in files]
     return names, [path.read_bytes() for path in files if path.suffix == ".safetensors"]
 
