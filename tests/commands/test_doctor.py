@@ -21,8 +21,8 @@ def test_it_says_what_is_there_and_passes(capsys, tmp_path, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     named = [re.split(r"\s{2,}|(?<=extra tensorboard) ", line)[0] for line in lines]
     assert named[:2] == ["deeploop", "Python"]
-    assert named[-6:] == ["Triton", "torch", "GPU", "training uses", "self-test", "passed"]
-    assert re.search(r"(eager modules|compiled blocks|Triton kernels), (fp32|bf16)", lines[-3])
+    assert named[-7:] == ["Triton", "torch", "GPU", "training uses", "FP8", "self-test", "passed"]
+    assert re.search(r"(eager modules|compiled blocks|Triton kernels), (fp32|bf16)", lines[-4])
     first, last = map(float, re.search(r"loss (\S+) → (\S+),", lines[-1]).groups())
     assert last < first - 0.1  # the bias of the recipe starts at the unigram floor
     # torch makes the folder of its inductor when that is imported, which building an optimizer does
@@ -85,3 +85,14 @@ def test_a_torch_without_a_gpu_says_what_it_is_built_for(monkeypatch, version):
     monkeypatch.setattr("torch.version.cuda", version)
     built = "torch is built for CUDA 13.0" if version else "torch is a CPU build"
     assert doctor.describe_gpu() == f"none found; {built}"
+
+
+@pytest.mark.parametrize(("capability", "possible"), [((8, 0), False), ((8, 9), True), ((9, 0), True)])
+def test_a_gpu_is_named_with_what_it_can_do(monkeypatch, capability, possible):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2**31, 2**32))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+    monkeypatch.setattr("deeploop.train.progress.device_name", lambda device: "GPU")
+    assert doctor.describe_gpu() == "1 × GPU, compute capability {}.{}, 2 of 4 GiB free".format(*capability)
+    assert doctor.describe_fp8().startswith("possible" if possible else "not possible")

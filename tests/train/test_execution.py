@@ -280,7 +280,7 @@ def test_drawn_rounds_have_a_graph_for_each_number_of_them():
 
 def test_a_missing_triton_is_said(monkeypatch):
     monkeypatch.setattr(known, "HAS_TRITON", False)
-    assert choose().describe() == "compiled blocks, bf16 (Triton is not installed)"
+    assert choose().describe() == "eager modules, bf16 (Triton is not installed)"
 
 
 def test_sharded_blocks_are_called_one_by_one():

@@ -73,9 +73,21 @@ def describe_gpu() -> str:
         return f"none found; {built}"
     free, total = torch.cuda.mem_get_info()
     count = torch.cuda.device_count()
+    major, minor = torch.cuda.get_device_capability()
     return (
-        f"{count} × {device_name(torch.device('cuda'))}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
+        f"{count} × {device_name(torch.device('cuda'))}, compute capability {major}.{minor}, "
+        f"{free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
     )
+
+
+def describe_fp8() -> str:
+    import torch
+
+    from deeploop.train.execution import FP8_CAPABILITY
+
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() >= FP8_CAPABILITY:
+        return "possible with --device.precision fp8, where the Triton kernels run"
+    return "not possible; it needs a GPU of compute capability {}.{} or more".format(*FP8_CAPABILITY)
 
 
 def installed() -> Iterator[tuple[str, str]]:
@@ -165,6 +177,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder, one_thread():
         config = small_config(Path(folder))
         print(f"{'training uses':<18}{describe_execution(config)}", flush=True)
+        print(f"{'FP8':<18}{describe_fp8()}", flush=True)
         print(
             f"{'self-test':<18}{STEPS} steps of a tiny model; it is saved, loaded and asked for text",
             flush=True,
