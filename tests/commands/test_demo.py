@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deeploop.commands.demo import DemoConfig, run, train_cells
+from deeploop.commands.demo import DemoArgs, run, train_cells
 from deeploop.commands.demo_models import DRAWN, MODELS, QUICK_ROWS, TRAINED_STEPS, grid
 from deeploop.commands.demo_page import TABLE
 from deeploop.runs.folder import last_checkpoint
@@ -28,7 +28,7 @@ from deeploop.train.metrics import read_metrics
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    config = DemoConfig(out=tmp_path_factory.mktemp("demo"), quick=True)
+    config = DemoArgs(out=tmp_path_factory.mktemp("demo"), quick=True)
     with contextlib.redirect_stdout(io.StringIO()) as said:
         text = run(config)
     return config, said.getvalue() + text
@@ -85,7 +85,7 @@ def test_the_page_stands_alone_and_makes_no_claim(demo):
     text = (config.out / "index.html").read_text(encoding="utf-8")
     assert (config.out / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert str(config.out / "index.html") in printed
-    assert [text.count(f'<svg class="{kind}"') for kind in ("page", "phone")] == [3, 3]
+    assert [text.count(f'<svg class="{kind}"') for kind in ("page", "phone")] == [2, 2]
     assert text.index("<svg") < text.index("<h2")  # it opens with the picture
     # Nothing is fetched: the only addresses are names of XML vocabularies.
     assert not re.search(r"(src|href)\s*=\s*[\"']https?:", text)
@@ -170,4 +170,4 @@ def test_a_run_that_fails_is_named_with_its_log(tmp_path, monkeypatch):
 
 def test_a_seed_below_0_is_refused():
     with pytest.raises(ValueError, match="seed=-1: must be 0 or more"):
-        DemoConfig(seed=-1)
+        DemoArgs(seed=-1)

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-import deeploop
-from deeploop.files import parse_json, read_object, write_json, write_text
+from deeploop.files import parse_json, write_json, write_text
 from deeploop.report import plots
-from deeploop.report.page import Html, Part, Section, command, note, page
+from deeploop.report.page import Html, Section, command, note, page
 from deeploop.report.plots import INK, RULE_COLOURS, Chart, Line, Panel
 from deeploop.report.tables import Table, number, text_table
 from deeploop.report.views import RIGHT, goes_on
@@ -42,12 +41,12 @@ def introduction(trained: int, longest: int) -> str:
     )
 
 
-def write(out: Path, record: Record, collapsed: Record) -> str:
+def write(out: Path, record: Record) -> str:
     """Write demo.json, picture and page into `out`; return the text to print."""
     write_json(out / "demo.json", record)
     record = parse_json(json.dumps(record))  # as it is read back: keys are text
     plots.save_png(tapes(record), out / "demo.png")
-    write_text(out / "index.html", make_page(record, collapsed))
+    write_text(out / "index.html", make_page(record))
     return (
         f"\n{text_table(HEADER, table_rows(record))}\n\n{textwrap.fill(verdict(record), 100)}\n\n"
         f"page     {out / 'index.html'}\npicture  {out / 'demo.png'}\nnumbers  {out / 'demo.json'}"
@@ -225,96 +224,11 @@ def accuracy(record: Record) -> Chart:
     return Chart("accuracy", accuracy_caption(record), [panel], height=4)
 
 
-# ── The collapse of DeepNorm's exponent ─────────────────────────────────────────────────────────────────
-COLLAPSE = Path(deeploop.__file__).parent / "assets" / "collapse.json"
-"""The collapse.json that `deeploop demo --collapse` wrote, seed 0."""
-OUTCOMES = {"escaped": "trains", "collapsed": "COLLAPSED", "undecided": "undecided"}
-
-
-def read_collapse() -> Record:
-    """The record of the collapse that comes with the package."""
-    record = read_object(COLLAPSE)
-    return {**record, "source": f"a record that comes with the package, seed {record['seed']}"}
-
-
-def collapse_table(record: Record) -> Table:
-    def last(run: Record) -> Record:
-        return dict(run["validations"][-1])
-
-    columns = {
-        "block": lambda run: run["method"],
-        "R": lambda run: str(run["rounds"]),
-        "N": lambda run: str(run["depth"]),
-        "alpha": lambda run: number(run.get("alpha"), ".3f"),
-        "beta": lambda run: number(run.get("beta"), ".4f"),
-        "loss": lambda run: f"{last(run)['loss']:.3f}",
-        "floor - loss": lambda run: f"{last(run)['floor'] - last(run)['loss']:+.3f}",
-        "token sim.": lambda run: f"{last(run)['similarity']:.2f}",
-        "outcome": lambda run: OUTCOMES[last(run)["verdict"]],
-    }
-    return Table.of("collapse", "", record["runs"], columns)
-
-
-def collapse_verdict(record: Record) -> str:
-    """Describe the outcome at the looped depth: both exponents, and the smaller one with the bias."""
-    if record["quick"]:
-        return "A quick look of a few steps, from which nothing follows."
-    rounds = max(run["rounds"] for run in record["runs"])
-    looped = (run for run in record["runs"] if run["rounds"] == rounds)
-    ends = {run["method"]: run["validations"][-1]["verdict"] for run in looped}
-    return f"At R = {rounds} {_of_exponents(ends)} {_of_bias(ends)}"
-
-
-def _of_exponents(ends: dict[str, str]) -> str:
-    small, large = ends["DeepNorm p=1/4"], ends["DeepLoop p=1/2"]
-    match small, large:
-        case "collapsed", "escaped":
-            return "the exponent decides: p = 1/4 ends with all positions in one state, p = 1/2 trains."
-        case "escaped", "escaped":
-            return "both exponents train with this seed; the ramp spared p = 1/4 too."
-        case "collapsed", "collapsed":
-            return "both exponents collapse with this seed; a slower ramp is what to try."
-        case "escaped", "collapsed":
-            return "p = 1/4 trains and p = 1/2 collapses with this seed: not what the bound predicts."
-    return f"with this seed: p = 1/4 {OUTCOMES[small]}; p = 1/2 {OUTCOMES[large]}."
-
-
-def _of_bias(ends: dict[str, str]) -> str:
-    helped = ends["DeepNorm p=1/4, unigram bias"]
-    said = {"escaped": "trains", "collapsed": "collapses as well"}.get(helped, "is undecided")
-    return f"With an output bias that starts at the unigram frequencies p = 1/4 {said}."
-
-
-def collapse_chart(record: Record) -> Chart:
-    """Training loss above, token similarity below, a column for each R."""
-    look = plots.looks(run["method"] for run in record["runs"])
-    floor = record["runs"][0]["validations"][-1]["floor"]
-    above, below = [], []
-    for R in sorted({run["rounds"] for run in record["runs"]}):
-        title = f"R = {R}" + (" (no block is revisited)" if R == 1 else " (looped)")
-        losses, similarities = [], []
-        for run in (run for run in record["runs"] if run["rounds"] == R):
-            colour, dashes = look[run["method"]]
-            read_at, values = zip(*run["train"], strict=True)
-            losses.append(Line(read_at, plots.running_mean(values, 5), run["method"], colour, dashes))
-            steps, similarity = plots.series(run["validations"], "similarity")
-            similarities.append(Line(steps, similarity, "", colour, f"o{dashes}", size=3))
-        label = "training loss (nats per token)"
-        above.append(Panel(losses, title, "training step", label, level=(floor, "unigram floor")))
-        below.append(Panel(similarities, title, "training step", "token similarity", y_range=(-0.05, 1.05)))
-    caption = (
-        "Training loss (running mean of 5 readings) and mean cosine between token states. The dashed "
-        f"line is the unigram floor, {floor:.3f} nats: a model whose positions all carry one state "
-        "(similarity 1) cannot go below it."
-    )
-    return Chart("collapse", caption, [*above, *below], columns=2, height=3, shared_y="row")
-
-
 # ── The page ────────────────────────────────────────────────────────────────────────────────────────────
 STYLE = ".lead { font-size: 1.15rem; }"
 
 
-def make_page(record: Record, collapsed: Record) -> str:
+def make_page(record: Record) -> str:
     trained, longest = record["trained_steps"], max(record["steps"])
     sections = [
         Section("", [Html(f'<p class="lead">{html.escape(verdict(record))}</p>'), tapes(record)]),
@@ -330,7 +244,6 @@ def make_page(record: Record, collapsed: Record) -> str:
                 "How often a loop extrapolates, over seeds and rates, and what decides it: docs/depth.md.",
             ],
         ),
-        Section("Looped depth can also collapse", collapse_parts(collapsed)),
         Section(
             "Again, with another seed",
             [command(f"deeploop demo --seed {record['seed'] + 1}"), note(made_by(record))],
@@ -380,24 +293,6 @@ def models_table(record: Record) -> Table:
         "rows per step": lambda item: str(item[1]["batch"]),
     }
     return Table.of("models", "", record["models"].items(), columns)
-
-
-def collapse_parts(record: Record) -> list[Part]:
-    looped = max(run["rounds"] for run in record["runs"])
-    return [
-        f"Another experiment ({record['source']}): two stored blocks on the bytes of Python's standard "
-        f"library, applied once and {looped} times, with the same seed, data and "
-        "schedule. Only the residual equation changes, and in one run the output bias. "
-        f"{collapse_verdict(record)}",
-        collapse_chart(record),
-        collapse_table(record),
-        "A looped block's update is summed over its visits and read back by all of them. DeepLoop "
-        "answers with alpha = (2N)^p on the skip and beta = (8N)^-p in the initial branch "
-        "matrices: the larger p is, the less of an update reaches the stream. How often token states "
-        "merge depends on p, on the depth, on the seed and on how fast the rate rises; "
-        "docs/results/demo-collapse counts it over seeds.",
-        command("deeploop demo --collapse"),
-    ]
 
 
 def made_by(record: Record) -> str:
