@@ -6,7 +6,6 @@ puzzles, an iterated task's at more and more steps: `evaluate.py` of each task.
 
 from dataclasses import fields
 
-from deeploop.commands.parsing import run_command
 from deeploop.runs.folder import read_stamp
 from deeploop.tasks.iterate.options import IteratedOptions
 from deeploop.tasks.options import EvalArgs
@@ -70,7 +69,3 @@ def refuse(options: EvalArgs | ReasonerOptions | IteratedOptions, names: tuple[s
     for own in fields(options):
         if own.name in names and getattr(options, own.name) != own.default:
             raise ValueError(f"--{own.name.replace('_', '-')}: {why}")
-
-
-def main(arguments: list[str]) -> int:
-    return run_command(EvalArgs, run, arguments, prog="deeploop eval")

@@ -4,7 +4,6 @@ import json
 import math
 from dataclasses import asdict, dataclass
 
-from deeploop.commands.parsing import run_command
 from deeploop.report.recommend import Recommendation, recommend
 from deeploop.rules import NAMED, parse
 
@@ -108,7 +107,3 @@ def command(args: RecommendArgs, found: Recommendation) -> str:
     }
     words = [f"--{name} {value}" for name, value in options.items()]
     return " ".join(["deeploop train gpt2-small", *words])
-
-
-def main(arguments: list[str]) -> int:
-    return run_command(RecommendArgs, run, arguments, prog="deeploop recommend")
