@@ -35,16 +35,12 @@ class PrepareCorpus(ABC):
 
     out: Path
     """The corpus folder to write."""
-
     tokenizer: str
     """bytes, gpt2, bpe:4096 (trained on this text), or a corpus, run, model folder or GGUF file with one."""
-
     validation_tokens: int
     """Tokens to hold out."""
-
     shard_tokens: int = SHARD_TOKENS
     """Tokens per shard."""
-
     workers: int | None = None
     """Encoding threads; unset: one per core. The output does not depend on their number."""
 
@@ -62,9 +58,7 @@ class PrepareStdlib(PrepareCorpus):
     """The Python standard library's own sources: a small corpus without a download."""
 
     out: Path = Path("data/stdlib")
-
     tokenizer: str = "bytes"
-
     validation_tokens: int = 500_000
     """Tokens to hold out, in whole documents spread over the corpus; never more than a tenth of it."""
 
@@ -78,17 +72,12 @@ class PrepareText(PrepareCorpus):
 
     paths: Positional[tuple[Path, ...]]
     """Files, or folders to be searched for them."""
-
     field: str = "text"
     """Field of a .jsonl line, or column of a .parquet file, that holds the text."""
-
     skip_bad: bool = False
     """Leave out files that are not UTF-8 text, and name them, instead of stopping at the first."""
-
     out: Path = Path("data/text")
-
     tokenizer: str = "gpt2"
-
     validation_tokens: int = 1_000_000
     """Tokens to hold out, in whole documents spread over the corpus; never more than a tenth of it."""
 
@@ -101,18 +90,13 @@ class PrepareFinewebEdu(PrepareCorpus):
     """FineWeb-Edu, streamed from the Hugging Face hub."""
 
     out: Path = Path("data/fineweb-edu")
-
     tokenizer: str = "gpt2"
-
     source: str = FINEWEB_EDU
     """A dataset on the hub, or a local folder or file of parquet or jsonl in the same layout."""
-
     name: str = FINEWEB_EDU_SAMPLE
     """Which sample of the dataset on the hub."""
-
     limit_tokens: int | None = 50_000_000_000
     """Stop after this many tokens; the paper's runs see 49.2 billion. None takes the whole sample."""
-
     validation_tokens: int = 100_000_000
     """Tokens to hold out: the first documents of the stream."""
 
