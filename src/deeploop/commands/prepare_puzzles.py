@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from deeploop.data.description import require_settings
 from deeploop.tasks.puzzles.data.arc import (
     PARTS,
     ArcTask,
@@ -193,12 +194,7 @@ def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:
             )
         return None
     puzzles = PuzzleSet.open(out)
-    for name, value in settings.items():
-        if (found := puzzles.facts["build"].get(name)) != value:
-            raise ValueError(
-                f"{out}: already holds puzzles with {name} {found!r}, not {value!r}; "
-                "remove it or choose another folder with --out"
-            )
+    require_settings(out, "puzzles", puzzles.facts["build"], settings, {})
     puzzles.verify()  # as training will: 24 MB for the whole of ARC
     return puzzles
 
