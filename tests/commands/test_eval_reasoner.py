@@ -219,7 +219,8 @@ def test_the_report_shows_the_ladder(trained, tmp_path, command):
 
 def test_options_of_the_other_kind_are_refused(trained, mistake):
     run = trained / "hrm"
-    assert mistake(run, "--tasks", "piqa") == f"--tasks: for language models; {run} is a run of hrm"
+    said = mistake(run, "--tasks", "piqa")
+    assert said == f"--tasks: for language models; {run} is another kind of run (reasoners)"
     assert mistake(run, "--batch-tokens", 99).startswith("--batch-tokens: for language models")
     assert mistake(run, "--views", 0) == "views=0: must be at least 1"
     assert mistake("shipped", "--views", 3).startswith("--views: for reasoners; shipped")

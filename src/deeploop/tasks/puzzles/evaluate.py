@@ -25,7 +25,6 @@ from deeploop.report import plots, results
 from deeploop.report.plots import Chart, Line, Panel, round_colours
 from deeploop.report.tables import text_table
 from deeploop.runs.folder import (
-    load_any_config,
     load_reasoner_config,
     provenance,
     puzzle_shape,
@@ -33,6 +32,7 @@ from deeploop.runs.folder import (
     require_checkpoint,
     step_of,
 )
+from deeploop.tasks.options import EvalArgs
 from deeploop.tasks.puzzles import gallery
 from deeploop.tasks.puzzles.data.sets import PuzzleSet
 from deeploop.tasks.puzzles.load import load_reasoner
@@ -51,41 +51,38 @@ GALLERY = 60
 NOISE = 0.1
 
 
-def run(
-    folder: Path,
-    options: ReasonerOptions,
-    *,
-    data: Path | None = None,
-    limit: int | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    as_json: bool = False,
-) -> str:
+def run(args: EvalArgs) -> str:
     """Solve the puzzles, write the result into the run folder, and return the text to print."""
-    checkpoint = require_checkpoint(folder)
+    assert args.run is not None
+    folder, options = args.run, args.reasoner
+    checkpoint, config = require_checkpoint(folder), load_reasoner_config(folder)
     results.check(folder)
-    puzzles = matching_puzzles(folder, data, checkpoint)
+    puzzles = matching_puzzles(folder, args.data, checkpoint)
     check_views(puzzles, options)
-    with open_solver(folder, options, device, checkpoint) as solver:
+    with open_solver(folder, options, args.device, checkpoint) as solver:
         effort = effort_of(options, solver.config)
         start = time.perf_counter()
         more = asked_more(options, effort)
         scaling = more is not None or (puzzles.kind != "arc" and options.views is not None)
-        result, tasks = solve_puzzles(solver, puzzles, effort, limit, scaling)
-        seconds = time.perf_counter() - start
+        result, tasks = solve_puzzles(solver, puzzles, effort, args.limit, scaling)
         record = {
-            **read_model(folder, solver, effort),
+            "model": config.task,
+            "averaged": bool(config.optim.ema),
+            "most_segments": effort.segments[-1],
+            **how_computed(torch.device(solver.device), solver.arithmetic),
+            "batch": solver.batch,
             "views": options.views,
-            "limit": limit,
+            "limit": args.limit,
             "halt": options.halt,
             "test_time": more,
             "kind": puzzles.kind,
             "puzzles": puzzles.hash,
             "data": str(puzzles.folder),
             "checkpoint": checkpoint.name,
-            "seconds": round(seconds, 3),
+            "seconds": round(time.perf_counter() - start, 3),
             **result,
         }
-    trained = arc_differences(puzzles, step_of(checkpoint), load_reasoner_config(folder).optim.batch)
+    trained = arc_differences(puzzles, step_of(checkpoint), config.optim.batch)
     differs = deviations(record) + trained if puzzles.kind == "arc" else []
     record |= {"deviations": differs, **provenance()}
     files = [results.add(folder, record, IDENTITY)]
@@ -95,9 +92,10 @@ def run(
     count = GALLERY if options.gallery is None else options.gallery
     if puzzles.kind == "arc" and count:
         files.append(gallery.write(folder, record, tasks, count))
-    if as_json:
+    if args.json:
         return json.dumps(record, indent=1)
-    return f"{report(folder, record)}\n\nwritten: {', '.join(map(str, files))}"
+    young = young_average(config.optim.ema, step_of(checkpoint))
+    return f"{report(folder, record, young)}\n\nwritten: {', '.join(map(str, files))}"
 
 
 def matching_puzzles(folder: Path, data: Path | None, checkpoint: Path) -> PuzzleSet:
@@ -129,7 +127,7 @@ def matching_puzzles(folder: Path, data: Path | None, checkpoint: Path) -> Puzzl
 def open_solver(
     folder: Path, options: ReasonerOptions, device: Literal["auto", "cpu", "cuda"], checkpoint: Path
 ) -> Iterator[Solver]:
-    device_config = replace(load_any_config(folder).device, kind=device)
+    device_config = replace(load_reasoner_config(folder).device, kind=device)
     with open_world(device_config) as world:
         batch = options.batch or (512 if world.device.type == "cuda" else 64)
         with memory_advice(f"--batch {max(1, batch // 2)}"):
@@ -143,18 +141,6 @@ def open_solver(
                 partial(arithmetic, device_config, world.device),
                 options.halt,
             )
-
-
-def read_model(folder: Path, solver: Solver, effort: Effort) -> dict[str, Any]:
-    """The run and the options that the result depends on."""
-    config, stamp = load_any_config(folder), read_stamp(folder)
-    return {
-        "model": stamp["task"],
-        "averaged": bool(getattr(config.optim, "ema", 0)),
-        "most_segments": effort.segments[-1],
-        **how_computed(torch.device(solver.device), solver.arithmetic),
-        "batch": solver.batch,
-    }
 
 
 def check_views(puzzles: PuzzleSet, options: ReasonerOptions) -> None:
@@ -247,18 +233,18 @@ def deviations(record: dict[str, Any]) -> list[str]:
     return [text for holds, text in checks if holds]
 
 
-def report(folder: Path, record: dict[str, Any]) -> str:
+def report(folder: Path, record: dict[str, Any], young: str) -> str:
     """Format the result for a terminal."""
     weights = ", averaged weights" if record["averaged"] else ""
     examples = f"{record['examples']:,} examples of {record['data']}"
     units = "tasks" if record["kind"] == "arc" else "puzzles"
     what = f"{record['tasks']:,} {units}, {examples}" if "tasks" in record else examples
     parts = [
-        f"{folder} at {record['checkpoint']}{weights}: {what}{young_average(folder, record)}",
+        f"{folder} at {record['checkpoint']}{weights}: {what}{young}",
         accuracy(record),
     ]
     if record["kind"] == "arc":
-        parts.append(ladder_table(record))
+        parts.append(gallery.ladder(record).text())
     if "passes" in record:
         parts.append(passes_table(record))
     seconds = max(record["seconds"], 1e-3)
@@ -272,9 +258,8 @@ def report(folder: Path, record: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def young_average(folder: Path, record: dict[str, Any]) -> str:
+def young_average(ema: float, step: int) -> str:
     """A warning if the averaged weights still include the start of the run."""
-    ema, step = getattr(load_any_config(folder).optim, "ema", 0.0), step_of(Path(record["checkpoint"]))
     if not ema or 1 / (1 - ema) <= step:
         return ""
     return (
@@ -323,11 +308,6 @@ def passes_table(record: dict[str, Any]) -> str:
     return f"exact, cells: {chosen}; any right: at least one; passes: of one puzzle\n\n" + text_table(
         (*(["file"] if sources else []), *header), rows
     )
-
-
-def ladder_table(record: dict[str, Any]) -> str:
-    """A table of the tasks solved by the best K answers, with the paper's Table 3."""
-    return gallery.ladder(record).text()
 
 
 def passes_chart(record: dict[str, Any]) -> Chart:
