@@ -169,5 +169,5 @@ def test_a_run_that_fails_is_named_with_its_log(tmp_path, monkeypatch):
 
 
 def test_a_seed_below_0_is_refused():
-    with pytest.raises(ValueError, match="seed=-1: must be 0 or more"):
+    with pytest.raises(ValueError, match="seed=-1: must be at least 0"):
         DemoArgs(seed=-1)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deeploop.config.checks import at_least
+
 if TYPE_CHECKING:
     from deeploop.sweep.cells import SweepFolder
     from deeploop.sweep.grid import Grid
@@ -27,8 +29,7 @@ class DemoArgs:
     """Check the installation in half a minute: 24 steps on short rows, so the models are not trained."""
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must be 0 or more")
+        at_least(0, self, "seed")
 
 
 def run(config: DemoArgs) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from deeploop.config.checks import at_least
 from deeploop.data.description import require_settings
 from deeploop.tasks.puzzles.data.arc import (
     PARTS,
@@ -42,10 +43,8 @@ class PreparePuzzles(ABC):
     """Processes; as many as there are cores if not given. The output is the same for any number."""
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers={self.workers}: must be at least 1")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must be at least 0")
+        at_least(1, self, "workers")
+        at_least(0, self, "seed")
 
     @property
     def asked(self) -> dict[str, Any]:

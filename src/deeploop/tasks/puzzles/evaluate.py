@@ -17,7 +17,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from deeploop.config.loop import HaltingConfig
 from deeploop.exits import memory_advice
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.paper.published import ARC_TASKS, ARC_VIEWS, VOTES
@@ -36,10 +35,10 @@ from deeploop.tasks.options import EvalArgs
 from deeploop.tasks.puzzles import gallery
 from deeploop.tasks.puzzles.data.sets import PuzzleSet
 from deeploop.tasks.puzzles.load import load_reasoner
-from deeploop.tasks.puzzles.options import ReasonerOptions
+from deeploop.tasks.puzzles.options import NOISE, ReasonerOptions
 from deeploop.tasks.puzzles.scoring import PuzzleScore, Solver, added, by_source, score, spread
 from deeploop.tasks.puzzles.task import arc_differences, open_puzzles
-from deeploop.tasks.puzzles.test_time import Effort, TaskVotes, by_passes, vote
+from deeploop.tasks.puzzles.test_time import TaskVotes, by_passes, vote
 from deeploop.tasks.puzzles.voting import ladder
 from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
@@ -48,7 +47,6 @@ from deeploop.train.execution import choose_execution
 # A result that agrees in these replaces an earlier one in eval.json; others are kept.
 IDENTITY = ("puzzles", "checkpoint", "views", "limit", "halt", "test_time", "precision")
 GALLERY = 60
-NOISE = 0.1
 
 
 def run(args: EvalArgs) -> str:
@@ -60,21 +58,22 @@ def run(args: EvalArgs) -> str:
     puzzles = matching_puzzles(folder, args.data, checkpoint)
     check_views(puzzles, options)
     with open_solver(folder, options, args.device, checkpoint) as solver:
-        effort = effort_of(options, solver.config)
+        segments = tuple(sorted(set(options.segments))) or (solver.config.segments,)
+        effort = replace(options, segments=segments)
         start = time.perf_counter()
-        more = asked_more(options, effort)
+        more = asked_more(options)
         scaling = more is not None or (puzzles.kind != "arc" and options.views is not None)
         result, tasks = solve_puzzles(solver, puzzles, effort, args.limit, scaling)
         record = {
             "model": config.task,
             "averaged": bool(config.optim.ema),
-            "most_segments": effort.segments[-1],
+            "most_segments": segments[-1],
             **how_computed(torch.device(solver.device), solver.arithmetic),
             "batch": solver.batch,
             "views": options.views,
             "limit": args.limit,
             "halt": options.halt,
-            "test_time": more,
+            "test_time": more and {"segments": [*segments], **more},
             "kind": puzzles.kind,
             "puzzles": puzzles.hash,
             "data": str(puzzles.folder),
@@ -156,27 +155,16 @@ def check_views(puzzles: PuzzleSet, options: ReasonerOptions) -> None:
         symmetries(puzzles.test.side, np.arange(options.views))
 
 
-def effort_of(options: ReasonerOptions, config: HaltingConfig) -> Effort:
-    """The effort per puzzle; by default, that of a validation during training."""
-    return Effort(
-        segments=tuple(sorted(set(options.segments))) or (config.segments,),
-        views=options.views,
-        starts=options.starts,
-        noise=(options.noise or NOISE) if options.starts > 1 else 0.0,
-        choose=options.choose,
-    )
-
-
-def asked_more(options: ReasonerOptions, effort: Effort) -> dict[str, Any] | None:
+def asked_more(options: ReasonerOptions) -> dict[str, Any] | None:
     """The options that differ from a validation during training, except views; None if there are none."""
     if not options.segments and options.starts == 1 and options.choose == "vote":
         return None
-    asked = {name: getattr(effort, name) for name in ("starts", "noise", "choose")}
-    return {"segments": list(effort.segments), **asked}
+    noise = (options.noise or NOISE) if options.starts > 1 else 0.0
+    return {"starts": options.starts, "noise": noise, "choose": options.choose}
 
 
 def solve_puzzles(
-    solver: Solver, puzzles: PuzzleSet, effort: Effort, limit: int | None, scaling: bool
+    solver: Solver, puzzles: PuzzleSet, effort: ReasonerOptions, limit: int | None, scaling: bool
 ) -> tuple[dict[str, Any], list[TaskVotes]]:
     """Solve the puzzles; return the result (`scaling`: with accuracy against passes) and the votes on ARC."""
     split = puzzles.test
@@ -197,7 +185,7 @@ def solve_puzzles(
 
 
 def solve_boards(
-    solver: Solver, puzzles: PuzzleSet, effort: Effort, count: int, scaling: bool
+    solver: Solver, puzzles: PuzzleSet, effort: ReasonerOptions, count: int, scaling: bool
 ) -> dict[str, Any]:
     """The scores of boards, and those of each source file if there are several."""
     split, numbers = puzzles.test, spread(count, len(puzzles.test))
