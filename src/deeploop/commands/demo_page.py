@@ -14,16 +14,9 @@ from deeploop.report import plots
 from deeploop.report.page import Html, Section, command, note, page
 from deeploop.report.plots import INK, RULE_COLOURS, Chart, Line, Panel
 from deeploop.report.tables import Table, number, text_table
-from deeploop.report.views import RIGHT, goes_on
 
 TABLE = (1, 2, 3, 4, 9, 13, 24, 77, 127, 200)
 """Steps of the table. Beyond four none is a power of two, where most cells are back at where they started."""
-FAR = TABLE[-2:]
-NAMES = {
-    "DeepLoop": "The DeepLoop loop",
-    "pre-norm": "The pre-norm loop",
-    "stack": "The stack without a loop",
-}
 COUNTED = (
     "Over ten seeds named beforehand, flat goes on to 200 steps in 9, DeepLoop in 5; ten seeds do not tell "
     "these apart (docs/results/demo-rule)."
@@ -64,62 +57,15 @@ def table_rows(record: Record) -> list[tuple[str, ...]]:
 
 # ── Sentences ───────────────────────────────────────────────────────────────────────────────────────────
 def verdict(record: Record) -> str:
-    """Describe the outcome in a few sentences; claim nothing if the models were hardly trained."""
+    """Describe the outcome in two sentences; claim nothing if the models were hardly trained."""
     if record["quick"]:
         return "A quick look: few steps on short rows teach the models little, and nothing follows from it."
-    others = (name for name in record["models"] if name != "flat")
-    copied = percent(record["copying"][str(FAR[-1])])
-    return " ".join(
-        [
-            of_flat(record),
-            *(of_other(name, record) for name in others),
-            f"Copying one of the first rows would have {copied} right at {FAR[-1]}.",
-            COUNTED,
-        ]
+    far = str(max(TABLE))
+    found = ", ".join(f"{name} {percent(own['cells'][far])}" for name, own in record["models"].items())
+    return (
+        f"Trained on 1 to {record['trained_steps']} steps; cells right at {far} steps: {found}; "
+        f"copying one of the first rows {percent(record['copying'][far])}. {COUNTED}"
     )
-
-
-def of_flat(record: Record) -> str:
-    flat, trained = record["models"]["flat"], record["trained_steps"]
-    near, far = (percent(flat["cells"][str(h)]) for h in FAR)
-    shares = f"{near} of the cells right at {FAR[0]} steps and {far} at {FAR[1]}"
-    if claim_holds(record):
-        return f"Trained on 1 to {trained} steps, the flat loop has {shares}."
-    if (most := reach(flat)) > trained:
-        return f"With this seed the flat loop goes on rightly to {most} steps, not to {FAR[-1]}: {shares}."
-    return f"With this seed the flat loop does not go on beyond its {trained} trained steps: {shares}."
-
-
-def claim_holds(record: Record) -> bool:
-    """Trained on at most 4 steps, the flat loop has at least 99% of the cells right at 127 and at 200."""
-    cells = record["models"]["flat"]["cells"]
-    return bool(goes_on({h: cells[str(h)] for h in FAR}, trained=record["trained_steps"]))
-
-
-def of_other(name: str, record: Record) -> str:
-    own, flat = record["models"][name], record["models"]["flat"]
-    shorter = own["optim_steps"] < flat["optim_steps"]
-    begin = NAMES[name] + f", trained for {own['optim_steps']:,} steps of {flat['optim_steps']:,}," * shorter
-    end = f"has {percent(own['cells'][str(FAR[-1])])} at {FAR[-1]}{_neither(own)}."
-    if not (most := reach(own)):
-        return f"{begin} does not learn even one step, and {end}"
-    return f"{begin} is right up to {most} step{'s' * (most > 1)} and {end}"
-
-
-def _neither(own: Record) -> str:
-    """A model may answer with a token that is no cell; where it often does, that explains a low share."""
-    share = own["neither"][str(FAR[-1])]
-    return f", where {share:.0%} of its answers are neither 0 nor 1" if share > 1 - RIGHT else ""
-
-
-def reach(own: Record) -> int:
-    """The most steps up to which every number of them that was tried has at least 99% of the cells right."""
-    found = 0
-    for steps, share in sorted((int(h), share) for h, share in own["cells"].items()):
-        if share < RIGHT:
-            break
-        found = steps
-    return found
 
 
 def percent(share: float) -> str:
@@ -129,9 +75,7 @@ def percent(share: float) -> str:
 
 # ── Charts ──────────────────────────────────────────────────────────────────────────────────────────────
 MODEL_COLOURS = {**RULE_COLOURS, "stack": "#A98467"}
-RED = "#e0244e"  # no rule's colour
-WRONG = {1: (1.0, "wrong: says 1"), 0: (0.5, "wrong: says 0"), 2: (0.25, "wrong: says neither 0 nor 1")}
-"""What a model says in place of the truth → how strong the red is, and its name in the legend."""
+RED, PALE = "#e0244e", "#e0244e80"  # no rule's colour
 CLOSE = 16  # steps of the enlarged beginning
 
 
@@ -162,11 +106,7 @@ def tapes(record: Record) -> Chart:
                     image=strip(cells[part], truth[part]),
                 )
             )
-    said_wrongly = {int(value) for cells in strips.values() for value in cells[cells != truth]}
-    names = [(INK, "1 (0 is empty)")]
-    names += [
-        (faded(RED, strength), name) for value, (strength, name) in WRONG.items() if value in said_wrongly
-    ]
+    names = [(INK, "1 (0 is empty)"), (RED, "wrong: says 1"), (PALE, "wrong: does not say 1")]
     return Chart("demo", tapes_caption(record), panels, 2, 1.5, shared_y=False, ratios=(2, 9), names=names)
 
 
@@ -176,20 +116,15 @@ def read_cells(states: Sequence[str]) -> np.ndarray:
 
 
 def strip(cells: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Ones in ink, zeros empty; wrong cells in red, paler for a zero and palest for neither."""
+    """Ones in ink, zeros empty; wrong cells in red, paler where the 1 is missing."""
     colours = np.zeros((*cells.shape, 4))
-    colours[cells == 1] = rgba(INK, 1)
-    for value, (strength, _) in WRONG.items():
-        colours[(cells != truth) & (cells == value)] = rgba(RED, strength)
+    for colour, where in ((INK, cells == 1), (PALE, cells != truth), (RED, (cells != truth) & (cells == 1))):
+        colours[where] = rgba(colour)
     return colours.swapaxes(0, 1)
 
 
-def rgba(colour: str, strength: float) -> tuple[float, ...]:
-    return (*(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)), strength)
-
-
-def faded(colour: str, strength: float) -> str:
-    return f"{colour}{round(255 * strength):02x}"
+def rgba(colour: str) -> list[float]:
+    return [int(colour[i : i + 2] or "ff", 16) / 255 for i in (1, 3, 5, 7)]
 
 
 def first_wrong(cells: np.ndarray, truth: np.ndarray) -> str:
@@ -253,13 +188,10 @@ def make_page(record: Record) -> str:
 
 
 def tapes_caption(record: Record) -> str:
-    says_neither = any("?" in state for own in record["models"].values() for state in own["states"])
-    neither = ", palest where the answer is neither 0 nor 1" * says_neither
     return (
         f"One held-out row of {record['length']} cells, top to bottom, over {max(record['steps'])} steps, "
         "left to right: the truth, and below it what each model says. Wrong cells are red, paler where a 1 "
-        f"is missing{neither}. Training saw only the shaded steps, 1 to {record['trained_steps']}, enlarged "
-        "on the left."
+        f"is missing. Training saw the shaded steps, 1 to {record['trained_steps']}, enlarged on the left."
     )
 
 
