@@ -42,7 +42,7 @@ def reference_model(config: GPTConfig) -> ReferenceGPT:
 def reference_step(
     config: TrainConfig, world: World, *, fp8: bool = False
 ) -> tuple[Callable[[], None], Callable[[], None]]:
-    """A step of the same sizes: bf16 autocast, compiled, fused AdamW, clipping at 1. The second frees memory."""
+    """A step of the same sizes in bf16 autocast, compiled, with fused AdamW; and what frees its memory."""
     with world.device:
         model = reference_model(config.model)
     if fp8:
