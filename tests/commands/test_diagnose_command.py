@@ -164,6 +164,5 @@ def test_a_figure_of_seven_rounds(runs):
 
 def test_a_folder_that_cant_be_written_is_refused_before_the_work(runs, monkeypatch, capsys):
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    monkeypatch.setattr("deeploop.tasks.language.diagnose.examine", None)  # not reached
-    assert main(["diagnose", str(runs / "r1")]) == 2
+    assert main(["diagnose", str(runs / "r1"), "--data", "nowhere"]) == 2
     assert "r1: can't be written, and the result goes there; copy the run" in capsys.readouterr().err
