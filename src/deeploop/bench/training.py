@@ -54,6 +54,7 @@ def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, 
         data = replace(base.data, path=args.data) if args.data and base.folders else base.data
         yield recipe, replace(base, out=folder / recipe, data=data, device=device)
         return
+    hidden = -(-base.model.hidden // 16) * 16 if args.round_hidden else base.model.hidden
     for rounds in args.rounds:
         for size in args.micro_batch or (base.device.micro_batch or 16,):
             yield (
@@ -61,7 +62,7 @@ def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, 
                 replace(
                     base,
                     out=folder / f"{recipe}-{rounds}-{size}",
-                    model=cell_model(base.model, rounds, args),
+                    model=replace(base.model, rounds=rounds, hidden=hidden),
                     data=replace(
                         base.data, path=args.data or corpus_for(base.model, folder), validation_sequences=1
                     ),
@@ -69,11 +70,6 @@ def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, 
                     device=replace(device, micro_batch=size),
                 ),
             )
-
-
-def cell_model(model: GPTConfig, rounds: int, args: BenchArgs) -> GPTConfig:
-    hidden = -(-model.hidden // 16) * 16 if args.round_hidden else model.hidden
-    return replace(model, rounds=rounds, hidden=hidden)
 
 
 def corpus_for(model: GPTConfig, folder: Path) -> Path:

@@ -21,7 +21,7 @@ from deeploop.exits import memory_advice
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.paper.published import ARC_TASKS, ARC_VIEWS, VOTES
 from deeploop.report import plots, results
-from deeploop.report.plots import Chart, Line, Panel, round_colours
+from deeploop.report.plots import Chart, Line, Panel, graded
 from deeploop.report.tables import text_table
 from deeploop.runs.folder import (
     load_reasoner_config,
@@ -310,7 +310,7 @@ def passes_chart(record: dict[str, Any]) -> Chart:
         }
         firsts = [own[0] for own in curves.values()]
         lines = [Line(*_points(firsts), "one answer" if len(firsts) > 1 else "", style="--", width=1)]
-        for (segments, own), colour in zip(curves.items(), round_colours([*curves]).values(), strict=True):
+        for (segments, own), colour in zip(curves.items(), graded(len(curves)), strict=True):
             lines.append(Line(*_points(own), f"{segments} segments", colour))
         counts = dict.fromkeys(str(row["answers"]) for row in part["passes"])
         answers = f" ({', '.join(counts)} answers)" if len(counts) > 1 else ""

@@ -186,7 +186,8 @@ def question(
     for segments, own in zip(effort.segments, zip(*given, strict=True), strict=True):
         for count, ranked in zip(counts, rankings(own, counts, effort.choose), strict=True):
             passes = sum(answer.passes for answer in own[:count])
-            right = right_cells(ranked[0].grid, expected)
+            first = ranked[0].grid
+            right = int((first == expected).sum()) if first.shape == expected.shape else 0
             trials.append(Trial(segments, count, passes, place_of(expected, ranked), right))
     return Question(asked, expected, len(ranked), trials[-1].place, ranked[:keep], trials)
 
@@ -199,11 +200,6 @@ def rankings(given: Sequence[Answer], counts: Sequence[int], choose: Choice) -> 
             ballot.add(answer.grid, answer.confidence)
         counted = count
         yield ballot.ranked(choose)
-
-
-def right_cells(grid: np.ndarray, expected: np.ndarray) -> int:
-    """The number of correct cells; 0 if the shapes differ."""
-    return int((grid == expected).sum()) if grid.shape == expected.shape else 0
 
 
 def by_passes(tasks: Sequence[TaskVotes]) -> list[dict[str, Any]]:
