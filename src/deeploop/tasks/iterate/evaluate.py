@@ -4,7 +4,6 @@ Writes eval.json to the run folder, the matrix of accuracies to steps.png, and t
 diagram to spacetime.png.
 """
 
-import json
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -100,9 +99,7 @@ def run(args: EvalArgs) -> str:
             with computed():
                 states = diagram(model, examples, instances[:1], steps[-1], recompute_alpha)
             plots.save_png(scores.space_time(*states, config.data.train_steps), files[-1])
-    if args.json:
-        return json.dumps(record, indent=1)
-    return f"{scores.report(str(folder), record)}\n\nwritten: {', '.join(map(str, files))}"
+    return results.printed(record, scores.report(str(folder), record), files, as_json=args.json)
 
 
 def change_task(config: IterateTrainConfig, options: IteratedOptions) -> Examples:

@@ -4,7 +4,6 @@ The result is added to validation.json in the run folder. Several rounds or adap
 over test-time depth, written to depth.json, with all comparable results in depth.png.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -81,9 +80,7 @@ def run(args: ValidateArgs) -> str:
     if is_sweep:
         files.append(folder / "depth.png")
         plots.save_png(scores.depth_chart(results.read_depth(folder)), files[1])
-    if args.json:
-        return json.dumps(record, indent=1)
-    return f"{report(record, args.run)}\n\nwritten: {', '.join(map(str, files))}"
+    return results.printed(record, report(record, args.run), files, as_json=args.json)
 
 
 def decoded(args: ValidateArgs, config: TrainConfig) -> str:

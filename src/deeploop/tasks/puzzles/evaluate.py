@@ -4,7 +4,6 @@ With more segments, views or first states than in training it gives accuracy aga
 eval.json to the run folder, this curve to passes.png, and the votes on ARC to gallery.html.
 """
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,10 +90,8 @@ def run(args: EvalArgs) -> str:
     count = GALLERY if options.gallery is None else options.gallery
     if puzzles.kind == "arc" and count:
         files.append(gallery.write(folder, record, tasks, count))
-    if args.json:
-        return json.dumps(record, indent=1)
-    young = young_average(config.optim.ema, step_of(checkpoint))
-    return f"{report(folder, record, young)}\n\nwritten: {', '.join(map(str, files))}"
+    text = report(folder, record, young_average(config.optim.ema, step_of(checkpoint)))
+    return results.printed(record, text, files, as_json=args.json)
 
 
 def matching_puzzles(folder: Path, data: Path | None, checkpoint: Path) -> PuzzleSet:
