@@ -7,8 +7,7 @@ puzzles, an iterated task's at more and more steps: `evaluate.py` of each task.
 from dataclasses import fields
 
 from deeploop.runs.folder import read_stamp
-from deeploop.tasks.iterate.options import IteratedOptions
-from deeploop.tasks.options import EvalArgs
+from deeploop.tasks.options import EvalArgs, IteratedOptions
 from deeploop.tasks.puzzles.options import ReasonerOptions
 
 LANGUAGE, REASONERS, ITERATED = "language models", "reasoners", "iterated tasks"

@@ -17,12 +17,11 @@ from deeploop.runs.folder import provenance, require_checkpoint
 from deeploop.tasks.iterate import scores
 from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.tasks.iterate.load import load_iterate
-from deeploop.tasks.iterate.options import IteratedOptions
 from deeploop.tasks.iterate.problems.base import solve
 from deeploop.tasks.iterate.problems.examples import Examples, held_out
 from deeploop.tasks.iterate.scoring import copying, rollout, score_sums
 from deeploop.tasks.iterate.scoring import scores as means
-from deeploop.tasks.options import EvalArgs
+from deeploop.tasks.options import EvalArgs, IteratedOptions
 from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
 from deeploop.train.metrics import finite

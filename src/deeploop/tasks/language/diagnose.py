@@ -42,6 +42,7 @@ from deeploop.runs.folder import (
 )
 from deeploop.tasks.language import findings
 from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.monitor import adam_state
 from deeploop.tasks.language.text import mixture_windows, open_mixture
 from deeploop.tasks.options import DiagnoseArgs
 from deeploop.theory import ScalingRule
@@ -152,15 +153,10 @@ def weights_of(
     if config.optim.kind == "muon" or config.gate.stage == "gate-only":
         return model, tokenizer, None, step
     saved = read_whole_state(checkpoint, [OPTIMIZER])
-    moments = load_moments(checkpoint, model)
-    if not moments:  # weights published without their optimizer
-        return model, tokenizer, None, step
     # Older checkpoints have no rate; it followed from the schedule.
     scheduled = learning_rate(step - 1, config.optim) * config.model.matrix_lr_multiplier
-    state = AdamState(
-        exp_avg={name: own["exp_avg"] for name, own in moments.items()},
-        exp_avg_sq={name: own["exp_avg_sq"] for name, own in moments.items()},
-        step=int(next(iter(moments.values()))["step"]),  # Adam's own count, without skipped steps
+    state = adam_state(
+        load_moments(checkpoint, model),  # empty for weights published without their optimizer
         lr=saved.get("lr", scheduled),
         betas=config.optim.betas,
         eps=config.optim.eps,
