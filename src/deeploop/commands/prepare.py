@@ -12,6 +12,7 @@ from tyro.conf import Positional
 
 from deeploop.commands import prepare_chat, prepare_puzzles
 from deeploop.commands.parsing import choose, parse, summary
+from deeploop.config.checks import at_least
 from deeploop.data.corpora import (
     FEW_FILES,
     FINEWEB_EDU,
@@ -47,10 +48,6 @@ class PrepareCorpus(ABC):
     @abstractmethod
     def documents(self) -> Source:
         """The source of the text."""
-
-    def limit(self) -> int | None:
-        """Largest number of tokens to take; None takes all."""
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,14 +100,10 @@ class PrepareFinewebEdu(PrepareCorpus):
     def documents(self) -> Source:
         return fineweb_edu(self.source, self.name)
 
-    def limit(self) -> int | None:
-        return self.limit_tokens
-
 
 def run(args: PrepareCorpus) -> str:
     """Run a `deeploop prepare` command for text, and return the summary to print."""
-    if args.workers is not None and args.workers < 1:
-        raise ValueError(f"workers {args.workers}: must be at least 1")
+    at_least(1, args, "workers")
     source = args.documents()
     found = (args.out / "corpus.json").exists()
     corpus = prepare(
@@ -121,7 +114,7 @@ def run(args: PrepareCorpus) -> str:
         source=source.description,
         stream=source.stream,
         shard_tokens=args.shard_tokens,
-        limit_tokens=args.limit(),
+        limit_tokens=getattr(args, "limit_tokens", None),  # a stream alone has one
         workers=args.workers,
         text_sha256=source.sha256(),
     )
