@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from deeploop.report.groups import Histories
-from deeploop.report.plots import INK, plain, quiet, round_colours
+from deeploop.report.plots import INK, graded, plain, quiet
 from deeploop.report.runs import find_runs
 from deeploop.report.tables import MISSING, Table, number
 from research.rates import (
@@ -133,7 +133,7 @@ def transfer_figure(study: Study) -> Figure | None:
     tall = -(-len(study.rules) // wide)
     figure = Figure(figsize=(max(5.6, 3.4 * wide), 3.0 * tall + 0.6), layout="constrained")
     grid = figure.subplots(tall, wide, sharex=True, sharey=True, squeeze=False)
-    colours = round_colours(study.rounds)
+    colours = dict(zip(study.rounds, graded(len(study.rounds)), strict=True))
     for axes, rule in zip(grid.flat, study.rules.values(), strict=False):
         for place, (R, curve) in enumerate(rule.curves.items()):
             draw_curve(axes, curve, colours[R])

@@ -39,7 +39,6 @@ QUIET = (
 SLOWEST = (
     "test_two_ranks",
     "test_readme",
-    "test_demo_collapse",
     "test_demo",
     "test_sweep",
     "test_faults",

@@ -346,7 +346,7 @@ def test_fineweb_edu_command_on_a_local_stand_in(tmp_path, monkeypatch):
 
 
 def test_workers_must_be_positive(tmp_path):
-    with pytest.raises(ValueError, match="workers 0"):
+    with pytest.raises(ValueError, match="workers=0"):
         run(PrepareStdlib(out=tmp_path, workers=0))
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
+from deeploop.config.checks import at_least
 from deeploop.tasks.chat.config import ChatTrainConfig
 from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 from deeploop.tasks.recipes import get_recipe
@@ -16,7 +17,6 @@ OF_TRAINING = {
     "recompute",
     "round_hidden",
     "steps",
-    "reference",
     "data",
 }
 OF_DECODING = {"batch", "prompt_tokens", "new_tokens"}
@@ -52,8 +52,6 @@ class BenchArgs:
     """Tokens of each prompt, with --decode."""
     new_tokens: int = 128
     """Tokens that are added to each prompt, with --decode."""
-    reference: Path | None = None
-    """A file with a class ReferenceGPT to time too: benchmarks/reference_gpt.py. In FP8 it needs torchao."""
     data: Path | None = None
     """Corpus; unset: Python's standard library, prepared on the way."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -62,22 +60,13 @@ class BenchArgs:
     """Also write the results to this file."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps={self.steps}: must be at least 1")
+        at_least(1, self, "steps", "micro_batch", "batch", "prompt_tokens")
         if not self.recipes or not self.rounds:
             raise ValueError("recipes, rounds: name at least one of each")
-        for name in ("micro_batch", "batch"):
-            sizes = getattr(self, name)
-            if any(size < 1 for size in sizes):
-                raise ValueError(f"{name}={min(sizes)}: must be at least 1")
-        if self.prompt_tokens < 1:
-            raise ValueError(f"prompt_tokens={self.prompt_tokens}: must be at least 1")
         if self.new_tokens <= UNTIMED:
             raise ValueError(f"new_tokens={self.new_tokens}: must be above {UNTIMED}, which are not timed")
         if self.json is not None and not os.access(self.json.parent, os.W_OK):
             raise ValueError(f"json={self.json}: can't be written; choose a folder that is there")
-        if self.reference is not None and not self.reference.is_file():
-            raise ValueError(f"reference={self.reference}: no such file; try benchmarks/reference_gpt.py")
         self._check_mode()
         self._check_recipes()
 

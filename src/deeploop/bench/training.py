@@ -1,11 +1,9 @@
 """`deeploop bench` of training: how fast a recipe trains here, as shares of what the device can do.
 
 The real training step is timed, with its loader, clipping and optimizer, beside the matrix products that the
-same process reaches and, if asked, a reference implementation of the same model: every figure has a ratio.
+same process reaches. benchmarks/beside_reference.py times a plain PyTorch model too.
 """
 
-import importlib.util
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,15 +12,15 @@ from typing import Any
 
 from tqdm import tqdm
 
+from deeploop.bench import collect
 from deeploop.bench.options import BenchArgs
-from deeploop.bench.timing import matmul_ceiling, time_reference, time_training
+from deeploop.bench.timing import matmul_ceiling, time_training
 from deeploop.config.run import RunConfig
 from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.report.tables import text_table
-from deeploop.runs.folder import provenance
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World, open_world
@@ -37,18 +35,9 @@ def run(args: BenchArgs) -> str:
     with open_world(base) as world, tempfile.TemporaryDirectory() as folder:
         ceiling = matmul_ceiling(world.device)
         cells = [cell for recipe in args.recipes for cell in cells_of(recipe, args, Path(folder))]
-        rows: list[dict[str, Any]] = []
-        record = {
-            "device": device_name(world.device),
-            "ceiling_flops": ceiling,
-            "cells": rows,
-            **provenance(),
-        }
-        for name, config in tqdm(cells, desc="bench", disable=None, leave=False):
-            rows.append(measure(name, config, world, args, ceiling))
-            if args.json is not None:  # after every cell: the next one may not fit the memory
-                args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return report(record)
+        bar = tqdm(cells, desc="bench", disable=None, leave=False)
+        rows = (measure(name, config, world, args, ceiling) for name, config in bar)
+        return report(collect(rows, {"device": device_name(world.device), "ceiling_flops": ceiling}, args))
 
 
 def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, RunConfig]]:
@@ -65,6 +54,7 @@ def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, 
         data = replace(base.data, path=args.data) if args.data and base.folders else base.data
         yield recipe, replace(base, out=folder / recipe, data=data, device=device)
         return
+    hidden = -(-base.model.hidden // 16) * 16 if args.round_hidden else base.model.hidden
     for rounds in args.rounds:
         for size in args.micro_batch or (base.device.micro_batch or 16,):
             yield (
@@ -72,7 +62,7 @@ def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, 
                 replace(
                     base,
                     out=folder / f"{recipe}-{rounds}-{size}",
-                    model=cell_model(base.model, rounds, args),
+                    model=replace(base.model, rounds=rounds, hidden=hidden),
                     data=replace(
                         base.data, path=args.data or corpus_for(base.model, folder), validation_sequences=1
                     ),
@@ -80,11 +70,6 @@ def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, 
                     device=replace(device, micro_batch=size),
                 ),
             )
-
-
-def cell_model(model: GPTConfig, rounds: int, args: BenchArgs) -> GPTConfig:
-    hidden = -(-model.hidden // 16) * 16 if args.round_hidden else model.hidden
-    return replace(model, rounds=rounds, hidden=hidden)
 
 
 def corpus_for(model: GPTConfig, folder: Path) -> Path:
@@ -100,7 +85,7 @@ def corpus_for(model: GPTConfig, folder: Path) -> Path:
 
 
 def measure(name: str, config: RunConfig, world: World, args: BenchArgs, ceiling: float) -> dict[str, Any]:
-    """One cell: ours, and the reference where there is one."""
+    """One cell; in FP8 also in bf16."""
     ours, tokens, flops = time_training(config, world, args.steps)
     # The ceiling is of products in bf16 on a GPU and in fp32 elsewhere.
     like_ceiling = args.precision in ("auto", "bf16" if world.device.type == "cuda" else "fp32")
@@ -119,21 +104,6 @@ def measure(name: str, config: RunConfig, world: World, args: BenchArgs, ceiling
         plain = replace(config, out=config.out.with_name(f"{config.out.name}-bf16"), device=device)
         bf16, _, _ = time_training(plain, world, args.steps)
         row |= {"bf16_tokens_per_s": tokens / bf16.seconds, "ratio_to_bf16": bf16.seconds / ours.seconds}
-    if args.reference is not None and isinstance(config, TrainConfig):
-        theirs = time_reference(args.reference, config, world, args.steps)
-        row |= {
-            "reference_tokens_per_s": tokens / theirs.seconds,
-            "ratio": theirs.seconds / ours.seconds,
-            "reference_first_step_s": theirs.first,
-            "reference_peak_memory": theirs.peak_memory,
-        }
-        if args.precision == "fp8" and importlib.util.find_spec("torchao"):
-            fp8 = time_reference(args.reference, config, world, args.steps, fp8=True)
-            row |= {
-                "reference_fp8_tokens_per_s": tokens / fp8.seconds,
-                "ratio_fp8": fp8.seconds / ours.seconds,
-                "reference_fp8_first_step_s": fp8.first,
-            }
     return row
 
 
@@ -154,19 +124,10 @@ def report(record: dict[str, Any]) -> str:
         ]
         if "ratio_to_bf16" in row:
             cells += [f"{row['bf16_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio_to_bf16']:.2f}×"]
-        if "ratio" in row:
-            cells += [f"{row['reference_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio']:.2f}×"]
-        if "ratio_fp8" in row:
-            cells += [f"{row['reference_fp8_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio_fp8']:.2f}×"]
         rows.append(cells)
     header = ["recipe", "batch", "steps/s", "tokens/s", "TFLOP/s", "of ceiling", "first step", "peak memory"]
     if any("ratio_to_bf16" in row for row in record["cells"]):
         header += ["bf16", "to bf16"]
-    if any("ratio" in row for row in record["cells"]):
-        header += ["reference", "to reference"]
-        if any("ratio_fp8" in row for row in record["cells"]):
-            header += ["its FP8", "to its FP8"]
-        rows = [row + ["–"] * (len(header) - len(row)) for row in rows]
     return (
         f"{record['device']}: products reach {record['ceiling_flops'] / 1e12:.3g} TFLOP/s; model FLOPs are 6 "
         f"a visited matrix entry, and causal attention\n\n{text_table(header, rows)}"

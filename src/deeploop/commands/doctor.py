@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 
 import deeploop
-from deeploop.commands.parsing import parse
 from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
@@ -170,8 +169,8 @@ def self_test(config: TrainConfig) -> str:
     return f"in {seconds:.1f} s: loss {first:.3f} → {last:.3f}, {len(text)} characters of text"
 
 
-def main(arguments: list[str]) -> int:
-    parse(DoctorArgs, arguments, prog="deeploop doctor")
+def run(args: DoctorArgs) -> int:
+    """Print a line for each thing that is known, as soon as it is."""
     for name, description in installed():
         print(f"{name:<18}{description}", flush=True)
     with tempfile.TemporaryDirectory() as folder, one_thread():

@@ -253,11 +253,11 @@ def count_escapes(runs: Sequence[Run], histories: Histories) -> Escapes:
     )
 
 
-def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a share, within [0, 1]."""
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's score interval of a share at 95%, within [0, 1]."""
     if trials == 0:
         return 0.0, 1.0
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    z = NormalDist().inv_cdf(0.975)
     share, weight = successes / trials, z * z / trials
     centre = share + weight / 2
     half = z * math.sqrt(share * (1 - share) / trials + weight / (4 * trials))

@@ -63,7 +63,6 @@ class TRMTrainConfig(ReasonerTrainConfig):
     """One training run of a TRM."""
 
     task: ClassVar[str] = "trm"
-    kind: ClassVar[str] = "a reasoner"
     model: TRMConfig = field(default_factory=TRMConfig)
     optim: ReasonerOptimConfig = field(default_factory=partial(ReasonerOptimConfig, ema=0.999))
     halting: HaltingConfig = field(default_factory=partial(HaltingConfig, learn_continue=False))

@@ -9,6 +9,8 @@ from tyro.conf import Positional
 
 from deeploop.config.checks import at_least
 
+NOISE = 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReasonerOptions:
