@@ -20,9 +20,9 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from beside_reference import fast_attention, reference_model
 from torch import Tensor, nn
 
+from deeploop.bench.timing import compile_reference, fast_attention, reference_model
 from deeploop.report.tables import text_table
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
@@ -33,6 +33,7 @@ from deeploop.train.optim import learning_rate
 from deeploop.train.steps import StepQueue
 from deeploop.train.stop import StopRequest
 
+REFERENCE = Path(__file__).with_name("reference_gpt.py")
 # What each of --low changes in the device's config.
 LOW: dict[str, dict[str, Any]] = {"fp8": {"precision": "fp8"}, "bf16-stream": {"stream": "bf16"}}
 Curves = dict[str, list[float]]  # losses of every step, the reference's first
@@ -81,7 +82,7 @@ def our_losses(run: ActiveRun) -> list[float]:
 def reference_losses(model: nn.Module, run: ActiveRun, batches: list[tuple[Tensor, Tensor]]) -> list[float]:
     device, optim = run.world.device, run.config.optim
     if device.type == "cuda":
-        model.compile_for_training()
+        compile_reference(model)
     groups = [
         {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": optim.weight_decay},
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
@@ -114,7 +115,7 @@ def low_precision(config: TrainConfig, world: World, names: list[str]) -> Curves
 
 def both(config: TrainConfig, world: World) -> Curves:
     run = open_run(config, world)
-    model = reference_model(config.model).to(world.device)
+    model = reference_model(REFERENCE, config.model).to(world.device)
     own = run.model.state_dict()
     model.load_parts({name: own[ours] for name, ours in reference_names(config.model.blocks).items()})
     started = run.task.state()

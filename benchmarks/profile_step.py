@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from beside_reference import reference_step
 from torch.profiler import ProfilerActivity, profile
 
 from deeploop.bench.options import BenchArgs
+from deeploop.bench.timing import reference_step
 from deeploop.bench.training import cells_of
 from deeploop.report.tables import text_table
 from deeploop.train.distributed import open_world
@@ -27,6 +27,7 @@ from deeploop.train.steps import StepQueue
 from deeploop.train.stop import StopRequest
 
 STEPS = 5
+REFERENCE = Path(__file__).with_name("reference_gpt.py")
 KINDS = (  # the first that matches; names are those of CUDA kernels
     ("attention", r"flash|sdpa|fmha|cudnn|_attend"),
     ("products with what follows", r"^_product_epilogue"),
@@ -116,7 +117,7 @@ def main() -> None:
             run.model.to("meta")
             run.optimizer.state.clear()
             if options.reference:
-                step, _ = reference_step(config, world)
+                step, _ = reference_step(REFERENCE, config, world)
                 take_apart(f"reference, {name}", step, options.longest)
 
 

@@ -1,4 +1,4 @@
-"""A looped GPT as an expert writes it in plain PyTorch: what beside_reference.py times.
+"""A looped GPT as an expert writes it in plain PyTorch: what `deeploop bench` is compared with.
 
 Nothing of deeploop, and nothing left lying: q, k, v and SwiGLU's two inputs as one product each, cuDNN or
 flash attention, bf16 autocast, all visits as one graph under `torch.compile` (beyond `WHOLE` visits, where

@@ -58,7 +58,6 @@ DIRECT = {
 }
 # Options that are not there, and what is meant by them.
 WORDS = {
-    "bench": {"reference": "python benchmarks/beside_reference.py, in a clone of the repository"},
     "demo": {"collapse": "deeploop sweep docs/results/demo-collapse/grid.toml, in a clone of the repository"},
     "export": {"rounds": "rounds=… in from_pretrained, one export serves all"},
     "plan": {"p": "--rule deeploop:p=…"},

@@ -1,21 +1,20 @@
-"""`deeploop bench` on a CPU, and that the reference is the same model."""
+"""`deeploop bench` on a CPU: the real step and the reference, and that both are the same model."""
 
 import json
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
 import torch
 
 from deeploop.bench import training as bench_training
-from deeploop.bench.timing import Timing
+from deeploop.bench.timing import Timing, reference_model
 from deeploop.cli import main
 from deeploop.commands import prepare_puzzles
 from deeploop.models import GPTConfig, LoopedGPT
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+REFERENCE = Path(__file__).parents[2] / "benchmarks" / "reference_gpt.py"
 
 
 def test_the_table_and_its_file(corpus, tmp_path, capsys):
@@ -33,12 +32,13 @@ def test_the_table_and_its_file(corpus, tmp_path, capsys):
         "--data",
         str(corpus),
     ]
-    assert main(["bench", *arguments, "--json", str(out)]) == 0
+    assert main(["bench", *arguments, "--reference", str(REFERENCE), "--json", str(out)]) == 0
     text = capsys.readouterr().out
     assert "tiny R=2" in text
     record = json.loads(out.read_text())
     assert [row["cell"] for row in record["cells"]] == ["tiny R=1", "tiny R=2"]
     for row in record["cells"]:
+        assert row["ratio"] == pytest.approx(row["tokens_per_s"] / row["reference_tokens_per_s"])
         assert row["share_of_ceiling"] == pytest.approx(row["flops"] / record["ceiling_flops"])
         assert row["peak_memory"] is None
 
@@ -71,9 +71,10 @@ def test_a_reasoner_is_timed_on_its_puzzles(tmp_path, capsys):
     prepare_puzzles.run(prepare_puzzles.PrepareSudoku(out=data, size=4, train=20, test=4))
     out = tmp_path / "bench.json"
     arguments = ["--recipes", "hrm-sudoku4", "--steps", "1", "--data", str(data), "--json", str(out)]
-    assert main(["bench", *arguments]) == 0
+    assert main(["bench", *arguments, "--reference", str(REFERENCE)]) == 0
     (row,) = json.loads(out.read_text())["cells"]
     assert row["tokens_per_s"] == pytest.approx(128 * 16 * row["steps_per_s"])
+    assert "ratio" not in row
     assert main(["bench", "--recipes", "hrm-sudoku4"]) == 2
     assert "give its puzzles with --data" in capsys.readouterr().err
 
@@ -94,35 +95,10 @@ def test_decoding_is_timed_beside_memory_and_transformers(tmp_path, capsys):
     assert row["step_bytes"] == 4 * (matrices + 4 * 3 * 12 * 2 * 128)
 
 
-def test_the_reference_is_timed_beside_ours(corpus, tmp_path):
-    script = [sys.executable, str(BENCHMARKS / "beside_reference.py")]
-    out = tmp_path / "beside.json"
-    words = [
-        "--recipes",
-        "tiny",
-        "--rounds",
-        "2",
-        "--micro-batch",
-        "2",
-        "--steps",
-        "1",
-        "--data",
-        str(corpus),
-    ]
-    done = subprocess.run([*script, *words, "--json", str(out)], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(out.read_text()).values()
-    assert row["ratio"] == pytest.approx(row["tokens_per_s"] / row["reference_tokens_per_s"])
-    assert "tiny R=2" in done.stdout
-
-
-def test_the_reference_is_the_same_model(monkeypatch):
+def test_the_reference_is_the_same_model():
     """Given our weights, it computes our loss."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    from beside_reference import reference_model
-
     config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=16)
-    ours, theirs = LoopedGPT(config), reference_model(config)
+    ours, theirs = LoopedGPT(config), reference_model(REFERENCE, config)
     parts = {"embedding.weight": "embedding.weight"}
     parts |= {f"{n}.weight": f"{n}.weight" for n in ("input_norm", "final_norm")}
     for k in range(2):
@@ -171,9 +147,11 @@ def test_the_reference_in_fp8_has_torchaos_products():
 
 
 def test_mistakes_are_one_line(capsys, tmp_path):
+    empty = tmp_path / "empty.py"
+    empty.write_text("")
     for arguments, message in (
         (["--recipes", "huge"], "recipe=huge: unknown"),
-        (["--reference", "x.py"], "--reference: unknown option; perhaps you meant python benchmarks/beside"),
+        (["--reference", "nowhere.py"], "reference=nowhere.py: no such file"),
         (["--steps", "0"], "steps=0: must be at least 1"),
         (["--rounds"], "bench: error: recipes, rounds: name at least one of each"),
         (["--micro-batch", "4", "0"], "micro_batch=0: must be at least 1"),
@@ -191,3 +169,6 @@ def test_mistakes_are_one_line(capsys, tmp_path):
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
+    with pytest.raises(ValueError, match="has no class ReferenceGPT"):
+        reference_model(empty, GPTConfig())
+    assert "ReferenceGPT" in runpy.run_path(str(REFERENCE))

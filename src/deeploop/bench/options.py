@@ -17,6 +17,7 @@ OF_TRAINING = {
     "recompute",
     "round_hidden",
     "steps",
+    "reference",
     "data",
 }
 OF_DECODING = {"batch", "prompt_tokens", "new_tokens"}
@@ -52,6 +53,8 @@ class BenchArgs:
     """Tokens of each prompt, with --decode."""
     new_tokens: int = 128
     """Tokens that are added to each prompt, with --decode."""
+    reference: Path | None = None
+    """A file with a class ReferenceGPT to time too: benchmarks/reference_gpt.py. In FP8 it needs torchao."""
     data: Path | None = None
     """Corpus; unset: Python's standard library, prepared on the way."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -67,6 +70,8 @@ class BenchArgs:
             raise ValueError(f"new_tokens={self.new_tokens}: must be above {UNTIMED}, which are not timed")
         if self.json is not None and not os.access(self.json.parent, os.W_OK):
             raise ValueError(f"json={self.json}: can't be written; choose a folder that is there")
+        if self.reference is not None and not self.reference.is_file():
+            raise ValueError(f"reference={self.reference}: no such file; try benchmarks/reference_gpt.py")
         self._check_mode()
         self._check_recipes()
 

@@ -1,9 +1,10 @@
 """`deeploop bench` of training: how fast a recipe trains here, as shares of what the device can do.
 
 The real training step is timed, with its loader, clipping and optimizer, beside the matrix products that the
-same process reaches. benchmarks/beside_reference.py times a plain PyTorch model too.
+same process reaches and, if asked, a reference implementation of the same model: every figure has a ratio.
 """
 
+import importlib.util
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ from tqdm import tqdm
 
 from deeploop.bench import collect
 from deeploop.bench.options import BenchArgs
-from deeploop.bench.timing import matmul_ceiling, time_training
+from deeploop.bench.timing import matmul_ceiling, time_reference, time_training
 from deeploop.config.run import RunConfig
 from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
@@ -85,7 +86,7 @@ def corpus_for(model: GPTConfig, folder: Path) -> Path:
 
 
 def measure(name: str, config: RunConfig, world: World, args: BenchArgs, ceiling: float) -> dict[str, Any]:
-    """One cell; in FP8 also in bf16."""
+    """One cell: ours, and the reference where there is one."""
     ours, tokens, flops = time_training(config, world, args.steps)
     # The ceiling is of products in bf16 on a GPU and in fp32 elsewhere.
     like_ceiling = args.precision in ("auto", "bf16" if world.device.type == "cuda" else "fp32")
@@ -104,6 +105,21 @@ def measure(name: str, config: RunConfig, world: World, args: BenchArgs, ceiling
         plain = replace(config, out=config.out.with_name(f"{config.out.name}-bf16"), device=device)
         bf16, _, _ = time_training(plain, world, args.steps)
         row |= {"bf16_tokens_per_s": tokens / bf16.seconds, "ratio_to_bf16": bf16.seconds / ours.seconds}
+    if args.reference is not None and isinstance(config, TrainConfig):
+        theirs = time_reference(args.reference, config, world, args.steps)
+        row |= {
+            "reference_tokens_per_s": tokens / theirs.seconds,
+            "ratio": theirs.seconds / ours.seconds,
+            "reference_first_step_s": theirs.first,
+            "reference_peak_memory": theirs.peak_memory,
+        }
+        if args.precision == "fp8" and importlib.util.find_spec("torchao"):
+            fp8 = time_reference(args.reference, config, world, args.steps, fp8=True)
+            row |= {
+                "reference_fp8_tokens_per_s": tokens / fp8.seconds,
+                "ratio_fp8": fp8.seconds / ours.seconds,
+                "reference_fp8_first_step_s": fp8.first,
+            }
     return row
 
 
@@ -124,10 +140,19 @@ def report(record: dict[str, Any]) -> str:
         ]
         if "ratio_to_bf16" in row:
             cells += [f"{row['bf16_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio_to_bf16']:.2f}×"]
+        if "ratio" in row:
+            cells += [f"{row['reference_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio']:.2f}×"]
+        if "ratio_fp8" in row:
+            cells += [f"{row['reference_fp8_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio_fp8']:.2f}×"]
         rows.append(cells)
     header = ["recipe", "batch", "steps/s", "tokens/s", "TFLOP/s", "of ceiling", "first step", "peak memory"]
     if any("ratio_to_bf16" in row for row in record["cells"]):
         header += ["bf16", "to bf16"]
+    if any("ratio" in row for row in record["cells"]):
+        header += ["reference", "to reference"]
+        if any("ratio_fp8" in row for row in record["cells"]):
+            header += ["its FP8", "to its FP8"]
+        rows = [row + ["–"] * (len(header) - len(row)) for row in rows]
     return (
         f"{record['device']}: products reach {record['ceiling_flops'] / 1e12:.3g} TFLOP/s; model FLOPs are 6 "
         f"a visited matrix entry, and causal attention\n\n{text_table(header, rows)}"
