@@ -16,7 +16,6 @@
 
 `--only tiles` times each of our kernels of attention with other tiles, to choose those in `CUTS`; parts named
 beside it take the fastest.
-`--cudnn` takes cuDNN's kernel of variable length, which torch does not offer by itself.
 """
 
 import argparse
@@ -34,7 +33,6 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import varlen
 
 from deeploop.accelerate.known import HAS_TRITON
 from deeploop.bench.timing import time_steps, time_training
@@ -72,12 +70,6 @@ OTHER_TILES = {
         [(64, 128, 3, 8), (64, 128, 4, 8), (32, 128, 3, 8), (64, 64, 2, 4), (32, 64, 3, 4), (32, 64, 4, 4)],
     ),
 }
-
-
-def cudnn_attention(q, k, v, bounds_q, bounds_k, longest_q, longest_k, window_size=None) -> Tensor:
-    """cuDNN's kernel, causal, in place of torch's `varlen_attn`."""
-    sizes = (bounds_q, bounds_k, longest_q, longest_k)
-    return torch.ops.aten._cudnn_attention_forward(q, k, v, None, *sizes, True, 0.0, True, False)[0]
 
 
 class Pieces:
@@ -305,22 +297,24 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="a corpus of GPT-2 tokens in place of the standard library")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--cudnn", action="store_true")
     parser.add_argument("--only", nargs="+", choices=(*PARTS, "tiles"), default=PARTS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.tiny:
         args.steps, args.repeats = 2, 1
-    if args.cudnn:
-        varlen.varlen_attn = cudnn_attention
     with tempfile.TemporaryDirectory() as name:
         corpus = make_corpus(args, Path(name))
         config = make_config(args, corpus, Path(name))
         with open_world(config.device) as world:
             mean = len(corpus.train) / corpus.documents("train")
-            record = {"device": device_name(world.device), "torch": torch.__version__, "rounds": args.rounds,
-                      "batch": config.optim.batch, "context": config.model.context, "cudnn": args.cudnn,
-                      "tokens_per_document": mean}  # fmt: skip
+            record = {
+                "device": device_name(world.device),
+                "torch": torch.__version__,
+                "rounds": args.rounds,
+                "batch": config.optim.batch,
+                "context": config.model.context,
+                "tokens_per_document": mean,
+            }
             if "packing" in args.only:
                 record |= compare(config, corpus, world)
             if "tiles" in args.only:
