@@ -48,23 +48,13 @@ class Facts:
 def header(config: RunConfig, facts: Facts) -> list[str]:
     """Return the lines on run, model, rule, data, optimizer, cost and device."""
     steps, done = config.optim.steps, facts.step
-    far = f"step {done:,} of {steps:,}" if done else f"{steps:,} steps"
-    lines = {
-        "run": f"{config.out}, {far} (deeploop train {facts.source})",
-        "model": f"{facts.parameters:,} parameters; {_loop(config.model)}",
-        "rule": _rule(config.model),
-        "data": config.planned(facts.examples),
-        "optimizer": _optimizer(config),
-        "cost": (f"{steps * facts.flops_per_step:.2g} FLOPs; " if facts.flops_per_step else "not known; ")
-        + f"memory about {bytes_text(facts.step_bytes)}{' per rank' if facts.ranks > 1 else ''} (estimate)"
-        + (
-            f"; a validation costs {facts.validation_steps:,.0f} steps"
-            if round(facts.validation_steps) > 1
-            else ""
-        ),
-        "device": facts.device + (f" × {facts.ranks} ranks" if facts.ranks > 1 else ""),
-    }
-    lines |= config.more_of_header(facts.begun_with or steps)
+    each, ranks = (" per rank", f" × {facts.ranks} ranks") if facts.ranks > 1 else ("", "")
+    cost = f"{steps * facts.flops_per_step:.2g} FLOPs" if facts.flops_per_step else "not known"
+    cost += f"; memory about {bytes_text(facts.step_bytes)}{each} (estimate)"
+    if round(facts.validation_steps) > 1:
+        cost += f"; a validation costs {facts.validation_steps:,.0f} steps"
+    lines = _plan(config, facts.source, facts.parameters, done, config.planned(facts.examples), cost)
+    lines |= {"device": facts.device + ranks, **config.more_of_header(facts.begun_with or steps)}
     if 0 < done < steps and facts.seconds:
         left = hours_minutes_seconds((steps - done) * facts.seconds / done)
         lines["time"] = f"{left} left at the speed so far, validation not counted"
@@ -73,20 +63,26 @@ def header(config: RunConfig, facts: Facts) -> list[str]:
 
 def without_data(config: RunConfig, source: str) -> list[str]:
     """The header of a run whose data is not there: what the config alone says."""
-    model, missing = config.model, [str(folder) for folder in config.folders if not folder.exists()]
-    size = f"{parameter_count(model):,} parameters; " if isinstance(model, GPTConfig) else ""
+    missing = ", ".join(str(folder) for folder in config.folders if not folder.exists())
+    parameters = parameter_count(config.model) if isinstance(config.model, GPTConfig) else 0
     tokens, flops = task_class(config.task).tokens_and_flops(config) or (0, 0)
-    return _aligned(
-        {
-            "run": f"{config.out}, {config.optim.steps:,} steps (deeploop train {source})",
-            "model": size + _loop(model),
-            "rule": _rule(model),
-            "data": (f"{tokens:,} tokens planned; " if tokens else "")
-            + f"{', '.join(missing)}: not there yet, make it with `deeploop prepare`",
-            "optimizer": _optimizer(config),
-            "cost": f"{tokens * flops:.2g} FLOPs" if tokens else "not known",
-        }
-    )
+    data = f"{tokens:,} tokens planned; " * bool(tokens)
+    data += f"{missing}: not there yet, make it with `deeploop prepare`"
+    cost = f"{tokens * flops:.2g} FLOPs" if tokens else "not known"
+    return _aligned(_plan(config, source, parameters, 0, data, cost))
+
+
+def _plan(config: RunConfig, source: str, parameters: int, done: int, data: str, cost: str) -> dict[str, str]:
+    steps = config.optim.steps
+    far = f"step {done:,} of {steps:,}" if done else f"{steps:,} steps"
+    return {
+        "run": f"{config.out}, {far} (deeploop train {source})",
+        "model": f"{parameters:,} parameters; " * bool(parameters) + _loop(config.model),
+        "rule": _rule(config.model),
+        "data": data,
+        "optimizer": _optimizer(config),
+        "cost": cost,
+    }
 
 
 def legend(task: Task | type[Task]) -> list[str]:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from deeploop.config.optim import BaseOptimConfig, OptimConfig, ReasonerOptimConfig
-from deeploop.models.gpt_config import GPTConfig
 from deeploop.train.adam_atan2 import AdamATan2
 from deeploop.train.muon import MuonAdamW
 
@@ -20,14 +19,6 @@ def learning_rate(step: int, config: BaseOptimConfig) -> float:
     progress = (step - warm) / max(1, config.steps - warm)
     cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
     return config.final_lr + (config.peak_lr - config.final_lr) * cosine
-
-
-def make_gpt_optimizer(
-    model: nn.Module, shape: GPTConfig, config: OptimConfig, device: torch.device
-) -> torch.optim.Optimizer:
-    """Make the optimizer of a looped GPT, fused if the device supports it."""
-    fused = device.type == "cuda"
-    return make_optimizer(model, config, fused=fused, matrix_lr_multiplier=shape.matrix_lr_multiplier)
 
 
 def make_optimizer(
