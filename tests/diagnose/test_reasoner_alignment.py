@@ -40,7 +40,8 @@ def unrolled(model, probe, visible):
 
     Returns the parameters of one sublayer at each visit → (z_H, loss).
     """
-    config, x = model.config, model._input(probe.tokens, probe.puzzle, torch.float64)
+    config = model.config
+    x = config.width**0.5 * torch.cat((probe.puzzle[:, None], model.embedding(probe.tokens)), dim=1)
     roles = ["L"] * config.low_cycles + ["H"]
 
     def segment(name, visits):

@@ -11,9 +11,9 @@ from deeploop.models.gpt_config import GPTConfig
 from deeploop.tasks.language.task import LanguageTask
 from deeploop.tasks.puzzles.task import PuzzleTask
 from deeploop.tasks.recipes import get_recipe
-from deeploop.train import header as header_module
 from deeploop.train.distributed import World
 from deeploop.train.header import Facts, header, legend
+from deeploop.train.memory import memory_of
 from deeploop.train.opening import preview_run
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -162,10 +162,10 @@ def test_a_plan_that_makes_little_sense_is_warned_of(tiny_config, monkeypatch):
     (line,) = warnings(data={"validation_rounds": (96,), "validate_every": 2})
     assert line.startswith("warning: a validation costs 21 steps, and there is one every 2; set ")
 
-    needed = LanguageTask(tiny_config(), ALONE).step_bytes
-    monkeypatch.setattr(header_module, "memory_of", lambda device: (needed, "this machine"))
+    ranks = memory_of(ALONE.device)[0] // LanguageTask(tiny_config(), ALONE).step_bytes  # that fit beside it
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     assert warnings() == []
-    monkeypatch.setattr(header_module, "memory_of", lambda device: (needed - 1, "this machine"))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks + 1))
     (line,) = warnings()
     assert "this machine has " in line
     assert "--device.micro-batch (now 8)" in line
