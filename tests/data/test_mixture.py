@@ -6,26 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from test_token_loader import Counting
 
 from deeploop.data.mixture import MixtureLoader
 from deeploop.data.token_loader import PrefetchLoader, TokenLoader
 from deeploop.tasks.language.config import parse_mix
 
 LARGE = 10**6
-
-
-class Counting:
-    """A stream whose token at place i is first + i, so that a window's first input is where it starts."""
-
-    def __init__(self, length, first=0):
-        self._length, self._first = length, first
-
-    def __len__(self):
-        return self._length
-
-    def slice(self, start, stop):
-        assert 0 <= start <= stop <= self._length
-        return np.arange(self._first + start, self._first + stop)
 
 
 def mixed(lengths=(900, 500, 700), shares=(0.6, 0.1, 0.3), **settings):
