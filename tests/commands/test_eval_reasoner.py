@@ -11,8 +11,7 @@ from deeploop.cli import main
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import DeviceConfig
-from deeploop.models.hrm import HRMConfig
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import HRMConfig, TRMConfig
 from deeploop.report import results
 from deeploop.report.beside_paper import arc_table
 from deeploop.report.runs import find_runs

@@ -8,11 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from deeploop.cli import main
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.public_reasoner import config_of, our_names
 from deeploop.models.reasoner import Reasoner
-from deeploop.models.reasoner_config import PuzzleShape
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape, TRMConfig
 from deeploop.tasks.puzzles.data.sudoku import build_sudoku
 from deeploop.tasks.puzzles.load import load_reasoner
 from public_weights import as_public

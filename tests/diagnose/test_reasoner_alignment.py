@@ -11,10 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from deeploop.diagnose.examine import Effort
 from deeploop.diagnose.reasoner import Probe, asked_exponent, examine_reasoner
 from deeploop.models.halting import act_loss
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Reasoner
-from deeploop.models.reasoner_config import PuzzleShape
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape, TRMConfig
 from deeploop.theory import DEEPLOOP, module_bound
 
 SHAPE = PuzzleShape(5, 3, 1)

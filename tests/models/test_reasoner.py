@@ -7,10 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Carry, Reasoner, swiglu_hidden
-from deeploop.models.reasoner_config import PuzzleShape
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape, TRMConfig
 from deeploop.nn.residual import ScaledResidual
 from deeploop.theory import HORIZONS
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from deeploop.accelerate import install
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Stack
+from deeploop.models.reasoner_config import HRMConfig
 from deeploop.nn import fp8
 from deeploop.nn.context import Context
 from deeploop.nn.documents import document_bounds, document_mask, document_positions, documents_of

@@ -13,9 +13,8 @@ from torch import nn
 from deeploop.accelerate import install, known
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.gpt import Block
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Reasoner, ReasonerBlock, Stack
-from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape
 from deeploop.nn import kernels
 from deeploop.nn.context import Context
 from deeploop.nn.documents import document_bounds, document_mask, document_positions, documents_of

@@ -8,7 +8,7 @@ import torch
 
 from deeploop.accelerate import known
 from deeploop.models.reasoner import Stack
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import TRMConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter has no bf16 product

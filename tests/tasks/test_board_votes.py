@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from deeploop.config.loop import HaltingConfig
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Carry, Reasoner, Segment
-from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape
 from deeploop.tasks.puzzles.data.sudoku import build_sudoku
 from deeploop.tasks.puzzles.data.sudoku import solve as solve_sudoku
 from deeploop.tasks.puzzles.options import ReasonerOptions

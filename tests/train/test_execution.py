@@ -10,9 +10,8 @@ from deeploop.accelerate import install, known
 from deeploop.config.optim import OptimConfig, ReasonerOptimConfig
 from deeploop.config.run import DeviceConfig
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Reasoner
-from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape
 from deeploop.train import CustomTask, CustomTrainConfig, execution, opening
 from deeploop.train.distributed import World
 from deeploop.train.execution import Capabilities, choose_execution
