@@ -1,7 +1,5 @@
 """The header that `deeploop train` prints before the first step."""
 
-from dataclasses import dataclass
-
 from deeploop.config.run import RunConfig
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt_config import PARTS, GPTConfig
@@ -22,41 +20,36 @@ MAY_COLLAPSE = (
 UNITS = ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Facts of a run that are not in its config."""
+def header(
+    config: RunConfig,
+    source: str,
+    *,
+    parameters: int,
+    examples: int,
+    flops_per_step: int,
+    step_bytes: int,
+    device: str,
+    ranks: int = 1,
+    step: int = 0,
+    seconds: float = 0.0,
+    begun_with: int = 0,
+    validation_steps: float = 0.0,
+) -> list[str]:
+    """Return the lines on run, model, rule, data, optimizer, cost and device.
 
-    source: str
-    """The words after `deeploop train` that the config came from: a recipe, --config FILE, --resume RUN."""
-    parameters: int
-    examples: int
-    """Tokens of the training text, or training examples of a set of puzzles."""
-    flops_per_step: int
-    step_bytes: int
-    """Memory of a rank's step, estimated."""
-    device: str
-    ranks: int = 1
-    step: int = 0
-    """Steps that are done, and the seconds they took."""
-    seconds: float = 0.0
-    begun_with: int = 0
-    """Steps that the run was begun with; 0: those that it has."""
-    validation_steps: float = 0.0
-    """What one validation costs, in steps; 0: not known."""
-
-
-def header(config: RunConfig, facts: Facts) -> list[str]:
-    """Return the lines on run, model, rule, data, optimizer, cost and device."""
-    steps, done = config.optim.steps, facts.step
-    each, ranks = (" per rank", f" × {facts.ranks} ranks") if facts.ranks > 1 else ("", "")
-    cost = f"{steps * facts.flops_per_step:.2g} FLOPs" if facts.flops_per_step else "not known"
-    cost += f"; memory about {bytes_text(facts.step_bytes)}{each} (estimate)"
-    if round(facts.validation_steps) > 1:
-        cost += f"; a validation costs {facts.validation_steps:,.0f} steps"
-    lines = _plan(config, facts.source, facts.parameters, done, config.planned(facts.examples), cost)
-    lines |= {"device": facts.device + ranks, **config.more_of_header(facts.begun_with or steps)}
-    if 0 < done < steps and facts.seconds:
-        left = hours_minutes_seconds((steps - done) * facts.seconds / done)
+    `source` is the words after `deeploop train` that the config came from; `examples` are the training text's
+    tokens, or a set's puzzles; `step_bytes` is a rank's memory; `step` steps took `seconds`. 0 is not known.
+    """
+    steps = config.optim.steps
+    each, others = (" per rank", f" × {ranks} ranks") if ranks > 1 else ("", "")
+    cost = f"{steps * flops_per_step:.2g} FLOPs" if flops_per_step else "not known"
+    cost += f"; memory about {bytes_text(step_bytes)}{each} (estimate)"
+    if round(validation_steps) > 1:
+        cost += f"; a validation costs {validation_steps:,.0f} steps"
+    lines = _plan(config, source, parameters, step, config.planned(examples), cost)
+    lines |= {"device": device + others, **config.more_of_header(begun_with or steps)}
+    if 0 < step < steps and seconds:
+        left = hours_minutes_seconds((steps - step) * seconds / step)
         lines["time"] = f"{left} left at the speed so far, validation not counted"
     return _aligned(lines)
 
@@ -160,7 +153,8 @@ def introduction(run: ActiveRun, source: str | None) -> list[str]:
     if source is None:
         return _notes(run)
     task = run.task
-    facts = Facts(
+    lines = header(
+        run.config,
         source,
         parameters=sum(parameter.numel() for parameter in run.model.parameters()),
         examples=task.examples,
@@ -173,7 +167,7 @@ def introduction(run: ActiveRun, source: str | None) -> list[str]:
         begun_with=task.begun_with,
         validation_steps=task.validation_steps,
     )
-    return [*header(run.config, facts), *_notes(run), *legend(run.task)]
+    return [*lines, *_notes(run), *legend(task)]
 
 
 def _notes(run: ActiveRun) -> list[str]:
