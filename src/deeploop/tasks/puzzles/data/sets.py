@@ -157,7 +157,7 @@ class PuzzleSet:
                 found, wanted = digest(_read_array(self.folder, name, entry)), entry["sha256"]
                 if found != wanted:
                     raise ValueError(f"{name}.npy has sha256 {found:.12}…, puzzles.json {wanted:.12}…")
-            if (found := _content_hash(self.facts)) != self.hash:
+            if (found := content_hash(self.facts)) != self.hash:
                 raise ValueError(f"its content has hash {found:.12}…, puzzles.json {self.hash:.12}…")
             self._check_values()
 
@@ -199,7 +199,7 @@ def write_puzzles(
             for name, array in sorted(arrays.items())
         },
     }
-    facts["hash"] = _content_hash(facts)
+    facts["hash"] = content_hash(facts)
     _check_arrays(facts, arrays)
     folder.parent.mkdir(parents=True, exist_ok=True)
     whole = folder.resolve()
@@ -232,7 +232,7 @@ def _sizes(groups: np.ndarray) -> dict[str, int]:
     return {"groups": len(groups), **{name: int(count) for name, count in counts.items()}}
 
 
-def _content_hash(facts: dict[str, Any]) -> str:
+def content_hash(facts: dict[str, Any]) -> str:
     """Hash of puzzles.json without the hash itself; it includes the checksums of the arrays."""
     content = {name: value for name, value in facts.items() if name != "hash"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
