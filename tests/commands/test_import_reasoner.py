@@ -242,6 +242,12 @@ def test_trm_on_arc_has_the_cycles_of_its_arc_command(tmp_path):
     assert load_reasoner(tmp_path / "run")[1].model.low_cycles == 4
 
 
+def test_a_build_that_was_not_prepared_says_how(home, tmp_path, capsys):
+    write_public(tmp_path / "build", small_tasks())
+    assert main(["import", "hrm", str(home / "hrm.pt"), "--data", str(tmp_path / "build")]) == 2
+    assert f"`deeploop prepare arc --from-public {tmp_path / 'build'}`" in capsys.readouterr().err
+
+
 def test_another_build_of_arc_is_refused(home, tmp_path, capsys):
     grid = [[1, 2], [0, 3]]
     task = {key: [{"input": grid, "output": grid}] for key in ("train", "test")}

@@ -1,13 +1,17 @@
 """docs/paper.md: its commands run, its costs are those of the dry runs, the code that it names is there."""
 
 import importlib
+import json
 import re
 import shlex
+from fnmatch import fnmatchcase
 
 import pytest
 
 import deeploop
 from deeploop.cli import main
+from deeploop.runs.folder import load_reasoner_config
+from deeploop.runs.packed import opened, subfolders
 from research import DOCS, ROOT
 
 TEXT = (DOCS / "paper.md").read_text(encoding="utf-8")
@@ -47,6 +51,19 @@ def test_costs_are_those_of_the_dry_runs(row, capsys):
     assert (own[0], own[-2], own[-1]) == (cells, paper, papers_own)
     assert dry_run(capsys, sweep, "--scale", "gpu")[-2] == gpu
     assert dry_run(capsys, sweep, "--scale", "laptop")[-1] == laptop
+
+
+def test_the_row_of_table_3_has_the_papers_alpha():
+    """Its runs on 6 × 6 Sudoku: N_g = 6 at C_L = 2, α = 3.46; those of the last call have 2.83."""
+    folder = DOCS / "results" / "sudoku6"
+    entry = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    (row,) = entry["paper"]
+    (ours,) = re.findall(r"{(\w+):", row["ours"])
+    pattern = entry["values"][ours]["minus"][0]["of"]
+    runs = [run for run in subfolders(folder) if fnmatchcase(run.name, pattern)]
+    alphas = [load_reasoner_config(opened(run)).model.scales_of("L").alpha for run in runs]
+    assert alphas == pytest.approx([12**0.5] * 2)
+    assert "α = 3.46" in row["what"]
 
 
 def test_the_code_is_where_the_page_says():

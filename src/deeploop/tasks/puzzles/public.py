@@ -11,6 +11,7 @@ from deeploop.models.public_reasoner import check_shape, config_of, is_hrm, our_
 from deeploop.models.reasoner import Reasoner
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
+from deeploop.tasks.puzzles.data.arc_public import NAMES
 from deeploop.tasks.puzzles.options import ImportArgs
 from deeploop.tasks.puzzles.task import open_puzzles
 from deeploop.train.checkpoint import save_weights
@@ -27,6 +28,11 @@ def run(args: ImportArgs) -> str:
     if is_hrm(public) != (args.kind == "hrm"):
         raise ValueError(
             f"{args.checkpoint}: holds {'an HRM' if is_hrm(public) else 'no HRM'}, not {args.kind}"
+        )
+    if (args.data / NAMES).is_file():
+        raise ValueError(
+            f"data={args.data}: a build of the public code; prepare it with "
+            f"`deeploop prepare arc --from-public {args.data}` and name its --out"
         )
     puzzles = open_puzzles(args.data, "data")
     arc = puzzles.kind == "arc"
