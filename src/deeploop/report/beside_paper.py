@@ -195,7 +195,7 @@ def accuracy(ours: Sequence[Scores], shots: int, task: str) -> float | None:
 def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
     """R, ramp and additions → runs of the paper's block over two exponents or more; some must have three.
 
-    The paper's recipe first; fewer rounds before more, gentle ramps before steep ones.
+    Without additions first; fewer rounds before more, gentle ramps before steep ones.
     """
     found: dict[tuple[str, int, float], list[Run]] = {}
     for run in (run for run in setup.runs if run.rule.is_paper):
