@@ -133,3 +133,15 @@ def test_modules_without_the_papers_rule_have_no_bound():
         examine_reasoner(model, probe, horizon="last_call", sublayers=["mlp"])
     with pytest.raises(ValueError, match="name at least one of module L"):
         examine_reasoner(model, probe, horizon="last_call", sublayers=["stacks.H.blocks.0.mlp"])
+
+
+def test_visits_that_act_alike_reach_the_papers_worst_case():
+    """Under a large α and without an input from H or the board, the three calls of L are one: κ_g is R_g."""
+    model, probe = built(replace(HRM, depth=10**8, cycles=1))
+    with torch.no_grad():
+        for tensor in (model.embedding.weight, model.initial_high, probe.puzzle):
+            tensor.mul_(1e-6)
+    own = examine_reasoner(model, probe, horizon="last_cycle", effort=EXACT)["modules"]["L"]
+    assert own["kappa"] == pytest.approx(dense_kappa(model, probe, "L", 3), rel=1e-5)
+    assert own["kappa"] == pytest.approx(3, rel=0.01)
+    assert own["exponent"] == pytest.approx(0.5, abs=0.01)
