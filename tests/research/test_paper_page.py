@@ -33,7 +33,7 @@ def test_a_command_runs(command, tmp_path, capsys):
 
 
 def test_every_table_and_figure_has_a_command():
-    assert len(COMMANDS) == 9
+    assert len(COMMANDS) == 10
     for name in [f"Table {n}" for n in range(1, 5)] + [
         "Figure 1",
         "Figure 2",

@@ -118,8 +118,8 @@ def check_data(folder: SweepFolder) -> None:
     for path in sorted({path for config in folder.configs.values() for path in config.folders}):
         if not path.is_dir():
             known = PUZZLES.get(path.name)
-            source = known.prepare if known else path.name if path.name in ("stdlib", "fineweb-edu") else ""
-            how = f"`deeploop prepare {source} --out {path}`" if source else "`deeploop prepare`"
+            corpus = path.name if path.name in ("stdlib", "fineweb-edu") else "text FILE…"
+            how = f"`deeploop prepare {known.prepare if known else corpus} --out {path}`"
             raise ValueError(f"data.path={path}: no such folder; make it with {how}, or name one with --data")
 
 

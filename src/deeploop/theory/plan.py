@@ -39,6 +39,8 @@ LABELS = {  # of the tables' rows; numbers without a label are for JSON alone
     "factored_epsilon": "factored ε = λ/(R√K)",
     "averaged_epsilon": "averaged ε = 1/(KR)",
 }
+LOOP_DEPTH = "depth N = {N} blocks, forward visits M = {M}"
+MODULES_DEPTH = "α and β at N = {rule_depth}; forward depth {N} blocks, M = {M} visits"
 
 
 def plan_single(
@@ -187,7 +189,7 @@ def render(n: Numbers, other: "Rule | None" = None) -> str:
     )
     parts = [
         (head if loop else modules).format(**n),
-        "  depth N = {N} blocks, forward visits M = {M}, stored sublayers J = {J}\n".format(**n),
+        (f"  {LOOP_DEPTH if loop else MODULES_DEPTH}, stored sublayers J = {{J}}\n").format(**n),
         *([_chosen(other, n), "Or one of these"] if other else ["Set"]),
         f"  α at every visit: x ← {'Norm(α·x + f(Norm(x)))' if loop else 'Norm(α·x + f(x))'}",
         "  β once, at init: value, output, feed-forward matrices",
