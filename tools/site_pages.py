@@ -37,6 +37,9 @@ CONF = """\
 project = "DeepLoop"
 html_title = "DeepLoop"
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+pygments_dark_style = "github-dark"
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["tasklist"]
@@ -45,6 +48,11 @@ smartquotes = False
 html_show_sourcelink = False
 html_copy_source = False
 html_show_copyright = False
+"""
+# Lines break before a word of code, not inside it. On a phone, tables scroll before a column gets too narrow.
+STYLE = """\
+code.literal .pre { display: inline-block; max-width: 100%; }
+@media (max-width: 40em) { td:first-child:not(.text-right) { min-width: 6.5em; } }
 """
 
 
@@ -66,6 +74,8 @@ def lay_out(folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     (folder / "conf.py").write_text(CONF, encoding="utf-8")
+    (folder / "_static").mkdir()
+    (folder / "_static" / "site.css").write_text(STYLE, encoding="utf-8")
 
 
 def read(path: str) -> str:

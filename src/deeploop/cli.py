@@ -52,7 +52,7 @@ DIRECT = {
 }
 MOVED = {"pack": "python -m research.pack, in a clone of the repository"}
 USAGE = """\
-deeploop: train transformers whose blocks are visited many times
+deeploop: train transformers that apply K stored blocks R times
 
   deeploop plan --blocks 12 --rounds 3          alpha, beta, visit counts and bounds of an architecture
   deeploop recommend --blocks 4 --rounds 16 …   which rule, and which learning rates to compare, by our runs
