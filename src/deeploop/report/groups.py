@@ -124,7 +124,7 @@ class Cell:
 
     @property
     def trained(self) -> list[Run]:
-        """Those that came to their end and do not stand at the floor there."""
+        """The finished runs that did not collapse."""
         return [run for run in self.runs if run.ended and run.validation.get("verdict") != "collapsed"]
 
     @property
