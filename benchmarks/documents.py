@@ -75,7 +75,7 @@ OTHER_TILES = {
 
 
 def cudnn_attention(q, k, v, bounds_q, bounds_k, longest_q, longest_k, window_size=None) -> Tensor:
-    """cuDNN's kernel, causal, in place of torch's `varlen_attn`."""
+    """cuDNN's kernel, causal, instead of torch's `varlen_attn`."""
     sizes = (bounds_q, bounds_k, longest_q, longest_k)
     return torch.ops.aten._cudnn_attention_forward(q, k, v, None, *sizes, True, 0.0, True, False)[0]
 

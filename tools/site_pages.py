@@ -88,7 +88,7 @@ def read(path: str) -> str:
 
 
 def page_of(source: str) -> str:
-    """Where the site has a file of the repository."""
+    """The site's page for a file of the repository."""
     if source == "README.md":
         return "index.md"
     if source.startswith("docs/"):

@@ -194,7 +194,7 @@ def faded(colour: str, strength: float) -> str:
 
 
 def first_wrong(cells: np.ndarray, truth: np.ndarray) -> str:
-    """Where a model first errs on the drawn row, and how often it does."""
+    """Format a model's first error on the drawn row, and the number of errors."""
     wrong = cells != truth
     if not wrong.any():
         return f"no cell is wrong in {len(truth) - 1} steps"

@@ -115,7 +115,7 @@ def small_config(folder: Path) -> TrainConfig:
 
 
 def describe_execution(config: TrainConfig) -> str:
-    """How a step would be executed here."""
+    """Describe how a step would be executed on this machine."""
     from deeploop.tasks.language.task import LanguageTask
     from deeploop.train.distributed import open_world
     from deeploop.train.execution import choose_execution

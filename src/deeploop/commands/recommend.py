@@ -74,7 +74,7 @@ def milli(rate: float) -> str:
 
 
 def standing(found: Recommendation) -> str:
-    """Where the rule stands in long training."""
+    """Describe the rule's rank in long training."""
     order = found.order
     if found.rule not in order.losses:
         return f"not among the rules of {order.folder}"

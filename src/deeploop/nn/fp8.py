@@ -74,7 +74,7 @@ class Product(NamedTuple):
 def multiply(
     a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, dtype: torch.dtype, *, fast: bool
 ) -> Tensor:
-    """a @ b.T of what a and b stand for."""
+    """a @ b.T of the numbers that a and b represent."""
     return torch._scaled_mm(a, b.T, a_inverse, b_inverse, out_dtype=dtype, use_fast_accum=fast)
 
 

@@ -60,7 +60,7 @@ def is_of_the_paper(setup: Setup) -> bool:
 
 
 def size(setup: Setup) -> str:
-    """The paper's size it stands beside: its sweep's label, else by width and blocks."""
+    """The paper's size to compare with: the sweep's label, else by width and blocks."""
     for run in setup.runs:
         if run.axes.get("size") in published.SETUP:
             return str(run.axes["size"])
@@ -213,7 +213,7 @@ def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
 
 @dataclass(frozen=True)
 class Escapes:
-    """How many seeds leave the unigram floor."""
+    """The number of seeds that leave the unigram floor."""
 
     seeds: int
     """Seeds whose outcome is known: their run came to its end, or escaped before."""
@@ -356,7 +356,7 @@ def _ratio(one: float | None, other: float | None) -> str:
 
 # ── Settings ────────────────────────────────────────────────────────────────────────────────────────────
 def settings(groups: Sequence[Setup], runs: Sequence[Run]) -> list[Part]:
-    """Where set-ups and evaluations differ from the paper's; evaluations say it themselves."""
+    """Table of the differences of set-ups and evaluations from the paper's; evaluations record their own."""
     found = Counter(text for run in runs for own in read_evaluations(run.files) for text in own["deviations"])
     notes = "; ".join(f"{text} ({count} evaluations)" for text, count in found.items())
     said = [f"Evaluations deviate from the paper's: {notes}."] if notes else []

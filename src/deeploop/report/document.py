@@ -47,8 +47,8 @@ def summary(runs: Sequence[Run]) -> list[str]:
     shared = sum(one.shared and one.tokens_per_s is not None for one in runs)
     said = (
         f"{count_of(runs)}: {states}; {cost}. Made from their files by deeploop {deeploop.__version__}. "
-        f"The last section has the command behind every number. {MISSING} is a cell without a number. Losses are "
-        "those of the last validation; means and figures of final losses leave out unfinished runs."
+        f"The last section has the command behind every number. {MISSING} is a cell without a number. "
+        "Losses are those of the last validation; means and figures of final losses omit unfinished runs."
     )
     told = (
         f"{shared} of {count_of(runs)} shared their device (sweep --jobs); means of tokens/s leave them out."

@@ -82,7 +82,7 @@ def method(run: Run) -> str:
 
 
 def additions(run: Run) -> str:
-    """What differs from a plain loop at a fixed R, trained by AdamW: ` + unigram bias + Muon`."""
+    """Differences from a plain loop at a fixed R trained with AdamW: ` + unigram bias + Muon`."""
     found = ""
     for name, (usual, words) in ADDED.items():
         value = run.fields.get(name, usual)
@@ -220,7 +220,7 @@ def in_legend(labels: Iterable[str]) -> dict[str, str]:
 # ── Set-ups: what may stand in one table of the paper's form ────────────────────────────────────────────
 @dataclass(frozen=True)
 class Setup:
-    """Runs that may stand in one table."""
+    """Runs that may share a table."""
 
     letter: str
     runs: tuple[Run, ...]

@@ -33,7 +33,7 @@ def check_writable(folder: Path) -> None:
 
 
 def add(folder: Path, record: Record, identity: Sequence[str], name: str = "eval.json") -> Path:
-    """Add the record to a file of the folder, in place of one that agrees with it in these fields."""
+    """Add the record to a file of the folder, replacing one that agrees with it in these fields."""
     path = folder / name
     with atomic_file(path) as file:  # first: whoever adds another record meanwhile waits for this one
         others = [old for old in read(path) if not agree(old, record, identity)]
@@ -60,7 +60,7 @@ def read(path: Path) -> list[Record]:
 
 
 def read_depth(folder: Path) -> list[Record]:
-    """The newest record of depth.json, and those before it that stand on the same scale."""
+    """The newest record of depth.json, and the earlier ones on the same scale."""
     records = read(folder / "depth.json")
     return [old for old in records if agree(old, records[-1], ("checkpoint", "data", "sequences"))]
 

@@ -106,7 +106,7 @@ class Run:
 
     @property
     def files(self) -> Path:
-        """Where its files lie: `folder`, unless that is packed."""
+        """The folder of its files: `folder`, unless that is packed."""
         return opened(self.folder)
 
     @property

@@ -21,7 +21,7 @@ def rows(cells: Mapping[str, Progress]) -> list[tuple[str, ...]]:
 
 
 def row(name: str, p: Progress) -> tuple[str, ...]:
-    """A cell's line; – stands for what is not known."""
+    """A cell's line, with – for an unknown value."""
     left = p.seconds_left if p.state == "running" else None
     return (
         name,

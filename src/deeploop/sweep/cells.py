@@ -1,4 +1,4 @@
-"""The cells of a sweep on disk: where each one stands, and which command brings it further.
+"""The cells of a sweep on disk: the state of each, and the command that continues it.
 
 OUT/sweep.json          the grid: {"format": 1, "sweep", "scale", "compare_at", "jobs",
                         "cells": {name: recipe, settings, axes}}, and the last start's command and time
@@ -34,7 +34,7 @@ ARITHMETIC = ("device.precision", "device.stream")  # may not: a cell would be b
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a cell is, by its metrics."""
+    """A cell's progress, read from its metrics."""
 
     state: State
     steps: int
@@ -76,7 +76,7 @@ class SweepFolder:
         return log_file(self.run_folder(cell))
 
     def files(self, cell: Cell) -> Path:
-        """Where to read a cell's run from: its folder, unless that is packed."""
+        """The folder to read a cell's run from: its own, unless that is packed."""
         return opened(self.run_folder(cell))
 
     # ── the grid ──
@@ -157,7 +157,7 @@ class SweepFolder:
 
     # ── one cell ──
     def progress(self, cell: Cell, *, running: bool = False) -> Progress:
-        """Where a cell stands; `running` is known to whoever started it."""
+        """A cell's progress; only its launcher knows `running`."""
         train, validation = self._last_lines(cell)
         over = self._ending(cell, train, validation)
         left = self._left(cell, over, validation) is not None

@@ -1,7 +1,7 @@
 """Run a sweep: the cells of a grid, in parallel, until all are finished.
 
 A sweep may be stopped or killed at any moment and started again with the same command: what is finished is
-not repeated, what was cut off goes on from its last checkpoint.
+not repeated, an interrupted cell continues from its last checkpoint.
 """
 
 import shlex
@@ -95,7 +95,7 @@ def choose_cells(cells: list[Cell], only: Sequence[str]) -> list[Cell]:
 
 
 def cell_with_vocabulary(cell: Cell) -> Cell:
-    """With the vocabulary of its corpus, unless the grid settles it; as `deeploop train` does."""
+    """Return the cell with its corpus's vocabulary unless the grid sets one, as `deeploop train` does."""
     corpus = None if "model.vocabulary" in cell.settings else corpus_of_other_vocabulary(cell.config())
     if corpus is None:
         return cell

@@ -84,7 +84,7 @@ def submit(
     keep_weights: bool,
     cluster: Literal["slurm", "local"] = "slurm",
 ) -> dict[str, Any]:
-    """Submits the unfinished cells, cell name → job; `local` is submitit's stand-in on this machine."""
+    """Submits the unfinished cells, cell name → job; `local` is submitit's executor on this machine."""
     submitit = require_submitit()
     cells = [cell for cell in sweep.cells if sweep.next_command(cell) is not None]
     try:

@@ -101,7 +101,7 @@ class Prepared(NamedTuple):
 
     @property
     def heads(self) -> tuple[int, float]:
-        """How many heads, and the eps of their norm where they have one."""
+        """The number of heads, and the eps of their norm if they have one."""
         a = self.attention
         return len(a.q.weight) // a.head_size, a.q_norm.eps if self.causal else 0.0
 
@@ -225,7 +225,7 @@ def _between(
 
 
 def _equation(sublayer: ScaledResidual | None, following: Any) -> dict[str, Any]:
-    """How the stream goes on: whether by an outer norm, and α, ε and the norms' eps."""
+    """The residual equation: outer norm or none, α, ε and the norms' eps."""
     outer = None if sublayer is None else sublayer.outer
     alpha, epsilon = (1.0, 1.0) if sublayer is None else (sublayer.alpha, sublayer.epsilon)
     return {"outer": isinstance(outer, RMSNorm), "scales": (alpha, epsilon, norm_eps(outer, following))}

@@ -28,7 +28,7 @@ Inject = Callable[[Tensor], Tensor]
 
 
 class Attention(NamedTuple):
-    """Those of attention."""
+    """The matrices of attention."""
 
     qkv: Tensor
     o: Tensor
@@ -175,7 +175,7 @@ def _attend(
 
 
 def attend_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool, documents: Documents | None) -> Tensor:
-    """Attention to what stands before, within documents where there are some, or to all."""
+    """Causal attention, within documents if they are given, or attention to all positions."""
     if documents is not None:
         return attend_inside(q, k, v, documents)
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
