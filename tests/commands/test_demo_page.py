@@ -82,7 +82,7 @@ def test_how_often_a_rule_goes_on_is_what_the_ten_seeds_gave():
             counts[run.fields["model.rule"]].append(goes_on({h: shares[h] for h in FAR}, trained=4))
     assert {len(found) for found in counts.values()} == {10}
     assert (
-        f"flat goes on to 200 steps in {sum(counts['flat'])}, DeepLoop in {sum(counts['deeploop'])};"
+        f"flat extrapolates to 200 steps in {sum(counts['flat'])}, DeepLoop in {sum(counts['deeploop'])};"
         in COUNTED
     )
 
@@ -90,9 +90,9 @@ def test_how_often_a_rule_goes_on_is_what_the_ten_seeds_gave():
 @pytest.mark.parametrize(
     ("flat", "says"),
     [
-        (24, "With this seed the flat loop goes on rightly to 24 steps, not to 200: 50.0%"),
-        (4, "does not go on beyond its 4 trained steps"),
-        (0, "does not go on beyond its 4 trained steps"),
+        (24, "With this seed the flat loop is right up to 24 steps, not to 200: 50.0%"),
+        (4, "is not right beyond its 4 trained steps"),
+        (0, "is not right beyond its 4 trained steps"),
     ],
 )
 def test_where_it_does_not_hold_that_is_said(flat, says):
@@ -113,7 +113,7 @@ def test_answers_that_are_no_cells_are_told():
 def test_one_far_number_alone_does_not_make_the_claim():
     shares = {str(h): 1.0 for h in TABLE} | {"127": 0.98}
     said = verdict(record(flat=shares))
-    assert "goes on rightly to 77 steps, not to 200: 98.0% of the cells right at 127 steps and 100%" in said
+    assert "is right up to 77 steps, not to 200: 98.0% of the cells right at 127 steps and 100%" in said
 
 
 def test_reach_ends_at_the_first_miss():

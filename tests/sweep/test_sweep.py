@@ -452,7 +452,7 @@ def test_asked_to_stop_a_sweep_asks_its_cells_and_says_how_to_go_on(grid_file, t
     for name in ("short", "long"):  # torchrun ends with 1 too when it is asked to stop
         assert json.loads(exit_file(out / name).read_text()) == {"code": 1, "failed": False, "error": ""}
     assert not (out / "other.log").exists()
-    assert "stopped; go on with the same command: deeploop" in capfd.readouterr().err
+    assert "stopped; continue with the same command: deeploop" in capfd.readouterr().err
 
 
 def test_a_process_that_outlived_its_sweep_is_waited_for(run_fakes, tmp_path, monkeypatch):

@@ -26,10 +26,10 @@ NAMES = {
     "stack": "The stack without a loop",
 }
 COUNTED = (
-    "Over ten seeds named beforehand, flat goes on to 200 steps in 9, DeepLoop in 5; ten seeds do not tell "
-    "these apart (docs/results/demo-rule)."
+    "Over ten seeds named beforehand, flat extrapolates to 200 steps in 9, DeepLoop in 5; these cannot be "
+    "told apart (docs/results/demo-rule)."
 )
-"""How often each of the two rules goes on."""
+"""How often each of the two rules extrapolates."""
 
 Record = dict[str, Any]
 
@@ -87,8 +87,8 @@ def of_flat(record: Record) -> str:
     if claim_holds(record):
         return f"Trained on 1 to {trained} steps, the flat loop has {shares}."
     if (most := reach(flat)) > trained:
-        return f"With this seed the flat loop goes on rightly to {most} steps, not to {FAR[-1]}: {shares}."
-    return f"With this seed the flat loop does not go on beyond its {trained} trained steps: {shares}."
+        return f"With this seed the flat loop is right up to {most} steps, not to {FAR[-1]}: {shares}."
+    return f"With this seed the flat loop is not right beyond its {trained} trained steps: {shares}."
 
 
 def claim_holds(record: Record) -> bool:

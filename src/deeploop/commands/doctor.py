@@ -46,7 +46,7 @@ def extras() -> dict[str, list[str]]:
 
 
 def version_of(package: str) -> str | None:
-    """The version that is installed; None where it is not."""
+    """The installed version, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

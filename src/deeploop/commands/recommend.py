@@ -58,7 +58,7 @@ def lines(args: RecommendArgs, found: Recommendation) -> list[tuple[str, str]]:
         ("", f"({found.order.conditions})"),
         (
             "rates",
-            f"compare {', '.join(map(milli, found.rates))}; where the best is at an edge, go on by octaves",
+            f"compare {', '.join(map(milli, found.rates))}; if the best is at an edge, try the next octave",
         ),
         ("rests on", f"{line.points} best rates of this rule, in {RESULTS}: {', '.join(folders)}"),
         ("", "taken to go as 1/width and √(tokens per step); they lie within"),
@@ -83,7 +83,7 @@ def standing(found: Recommendation) -> str:
     if found.rule in order.level:
         level = [name for name in order.level if name != found.rule]
         behind = [f"{order.losses[name] - own:.3f} of {name}" for name in others if name not in level]
-        same = f"not told apart from {', '.join(level)}; " if level else ""
+        same = f"cannot be told apart from {', '.join(level)}; " if level else ""
         return f"in long training {same}ahead by {', '.join(behind)}"
     return f"in long training {own - best:.3f} behind {order.level[0]}"
 

@@ -61,7 +61,7 @@ class Order:
     width: int
     losses: Mapping[str, float]
     level: tuple[str, ...]
-    """The best rule, and those that are not told apart from it."""
+    """The best rule, and those that cannot be told apart from it."""
 
     @property
     def tokens_per_parameter(self) -> float:
@@ -144,7 +144,7 @@ def _notes(line: Line, asked: Mapping[str, int]) -> Iterator[str]:
 def _order_notes(order: Order, blocks: int, rounds: int, width: int, tokens: int) -> Iterator[str]:
     """Notes on conditions under which another rule may be best."""
     if rounds == 1:
-        yield f"the rule: at R = 1 {order.level[0]} and prenorm are not told apart (docs/results/gain)"
+        yield f"the rule: at R = 1 {order.level[0]} and prenorm cannot be told apart (docs/results/gain)"
     if rounds > 2 * order.rounds:
         short = "in short runs at R = 16 flat was ahead (docs/results/transfer)"
         yield f"the rule: ranked at R = {order.rounds}; {short}"

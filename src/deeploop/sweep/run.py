@@ -156,12 +156,12 @@ def run_here(folder: SweepFolder, args: SweepArgs) -> int:
     for name, error in launcher.failed.items():
         show(f"failed: {name}: {error} ({folder.out / name}.log)", file=sys.stderr)
     if stop.requested:
-        print(f"stopped; go on with the same command: {_command()}", file=sys.stderr)
+        print(f"stopped; continue with the same command: {_command()}", file=sys.stderr)
         return INTERRUPTED
     if launcher.failed:
         return 1
     if left := [cell.name for cell in folder.cells if folder.next_command(cell)]:
-        print(f"{len(left)} cells are left; go on with the same command: {_command()}", file=sys.stderr)
+        print(f"{len(left)} cells are left; continue with the same command: {_command()}", file=sys.stderr)
         return INTERRUPTED
     return 0
 

@@ -148,7 +148,7 @@ def _load(
         try:
             load_checkpoint(checkpoint, model=model, optimizer=optimizer, world=world)
         except NotFinite as error:
-            advice = "the run had diverged; move that folder away to go on from the checkpoint before it"
+            advice = "the run had diverged; move that folder away to continue from the checkpoint before it"
             raise ValueError(f"{error}; {advice}") from None
     start = checkpoint.name if checkpoint else "the start"
     return state, [f"{what}: put aside; going on from {start}" for what in damaged]

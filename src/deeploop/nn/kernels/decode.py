@@ -291,7 +291,7 @@ def _normed_product(
     *,
     is_swiglu: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The stream with what was pending, and the product of its norm; of gate and up their SwiGLU."""
+    """The stream plus the pending output, and the product of its norm; for gate and up, their SwiGLU."""
     if len(x) > FEW:
         x, h = (
             enter(inner, x, weight.dtype) if pending is None else join(pending.sublayer, x, pending.f, inner)
