@@ -49,8 +49,10 @@ html_show_sourcelink = False
 html_copy_source = False
 html_show_copyright = False
 """
-# Lines break before a word of code, not inside it. On a phone, tables scroll before a column gets too narrow.
+# A block of code has 98 letters beside each other, and lines break before a word of code, not inside it. On a
+# phone, tables scroll before a column gets too narrow.
 STYLE = """\
+.highlight pre { font-size: .75rem; }
 code.literal .pre { display: inline-block; max-width: 100%; }
 @media (max-width: 40em) { td:first-child:not(.text-right) { min-width: 6.5em; } }
 """
@@ -174,7 +176,7 @@ def build(out: Path) -> int:
     pages = out.with_name(f"{out.name}-pages")
     for folder in (pages, out):
         shutil.rmtree(folder, ignore_errors=True)
-    os.environ["COLUMNS"] = "100"  # of --help
+    os.environ["COLUMNS"] = "96"  # of --help: as wide as a block of code on the site
     lay_out(pages)
     words = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-W", "--keep-going", str(pages), str(out)]
     return subprocess.run(words, check=False).returncode
