@@ -53,7 +53,7 @@ html_show_copyright = False
 # phone, tables scroll before a column gets too narrow.
 STYLE = """\
 .highlight pre { font-size: .75rem; }
-code.literal .pre { display: inline-block; max-width: 100%; }
+code.literal .pre, td.text-right { white-space: nowrap; }
 @media (max-width: 40em) { td:first-child:not(.text-right) { min-width: 6.5em; } }
 """
 
