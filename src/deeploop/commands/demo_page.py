@@ -341,10 +341,10 @@ def make_page(record: Record, collapsed: Record) -> str:
 
 def tapes_caption(record: Record) -> str:
     says_neither = any("?" in state for own in record["models"].values() for state in own["states"])
-    neither = ", palest where the answer is neither 0 nor 1" * says_neither
+    neither = ", faintest where the answer is neither 0 nor 1" * says_neither
     return (
         f"One held-out row of {record['length']} cells, top to bottom, over {max(record['steps'])} steps, "
-        "left to right: the truth, and below it what each model says. Wrong cells are red, paler where a 1 "
+        "left to right: the truth, and below it what each model says. Wrong cells are red, fainter where a 1 "
         f"is missing{neither}. Training saw only the shaded steps, 1 to {record['trained_steps']}, enlarged "
         "on the left."
     )
@@ -354,7 +354,7 @@ def accuracy_caption(record: Record) -> str:
     return (
         f"Share of cells right over {record['rows']} held-out rows against the number of steps; the trained "
         "ones are shaded. The dashed line copies the start or one of the first states, whichever is best: "
-        "a model that stands still scores no more."
+        "a model that repeats a state scores no more."
     )
 
 
