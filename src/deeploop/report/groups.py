@@ -264,7 +264,7 @@ class Setup:
 
 
 def setups(runs: Sequence[Run]) -> list[Setup]:
-    """The set-ups among language runs; the largest first."""
+    """The set-ups of the language runs, the largest first."""
     found: dict[str, list[Run]] = {}
     for run in filter(is_language, runs):
         shape = {

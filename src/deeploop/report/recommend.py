@@ -115,7 +115,7 @@ def recommend(
 
 
 def nearest_octave(rate: float) -> float:
-    """The nearest of 1e-3 times a power of two."""
+    """The nearest value of 1e-3 times a power of two."""
     return float(1e-3 * OCTAVE ** round(math.log2(rate / 1e-3)))
 
 
