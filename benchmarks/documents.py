@@ -1,22 +1,18 @@
-"""Measure the cost of document masks, and compare packed with separate documents, on one GPU.
+"""Measure the cost of document masks on one GPU.
 
     python benchmarks/documents.py
     python benchmarks/documents.py --device cpu --tiny     # the same path in seconds, to see that it works
 
-1. Packed against unpacked, in the arithmetic of training: logits and gradients of documents that share rows
-   of 1,024 tokens, and of each document in a row of its own. Their difference must not exceed that of the
-   same unpacked documents in fp32: the arithmetic's own error.
-2. Attention by itself, forward and backward, replayed as a CUDA graph: causal over whole rows, and inside
+1. Attention by itself, forward and backward, replayed as a CUDA graph: causal over whole rows, and inside
    documents by torch's kernel of variable length and by ours (`nn/kernels/document_attention.py`), with the
    larger of their errors in the output and in the gradients, against float64.
-3. Tokens per second of the real training step with `--data.mask-documents` and without, by turns in this
+2. Tokens per second of the real training step with `--data.mask-documents` and without, by turns in this
    process, and their ratio; with masks also by torch's kernel, where ours is taken. The text is Python's
    standard library, cut into documents of --document-bytes; 4,000 is about a page of the web. 0 leaves files
    whole.
 
 `--only tiles` times each of our kernels of attention with other tiles, to choose those in `CUTS`; parts named
 beside it take the fastest.
-`--cudnn` takes cuDNN's kernel of variable length, which torch does not offer by itself.
 """
 
 import argparse
@@ -26,7 +22,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from unittest.mock import patch
@@ -34,7 +29,6 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import varlen
 
 from deeploop.accelerate.known import HAS_TRITON
 from deeploop.bench.timing import time_steps, time_training
@@ -43,7 +37,6 @@ from deeploop.data.prepare import prepare
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.models import LoopedGPT
 from deeploop.nn.documents import (
     Documents,
     document_attention,
@@ -54,11 +47,10 @@ from deeploop.nn.documents import (
 from deeploop.nn.kernels import on_hopper
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
-from deeploop.train.distributed import World, arithmetic, open_world
-from deeploop.train.execution import choose_execution
+from deeploop.train.distributed import World, open_world
 from deeploop.train.progress import device_name
 
-PARTS = ("packing", "attention", "training")
+PARTS = ("attention", "training")
 # Queries and keys of a tile, tiles in flight, warps; by head size, for the kernels of `CUTS` in their order.
 OTHER_TILES = {
     64: (
@@ -72,12 +64,6 @@ OTHER_TILES = {
         [(64, 128, 3, 8), (64, 128, 4, 8), (32, 128, 3, 8), (64, 64, 2, 4), (32, 64, 3, 4), (32, 64, 4, 4)],
     ),
 }
-
-
-def cudnn_attention(q, k, v, bounds_q, bounds_k, longest_q, longest_k, window_size=None) -> Tensor:
-    """cuDNN's kernel, causal, instead of torch's `varlen_attn`."""
-    sizes = (bounds_q, bounds_k, longest_q, longest_k)
-    return torch.ops.aten._cudnn_attention_forward(q, k, v, None, *sizes, True, 0.0, True, False)[0]
 
 
 class Pieces:
@@ -117,57 +103,6 @@ def make_config(args: argparse.Namespace, corpus: Corpus, folder: Path) -> Train
         optim=replace(base.optim, batch=size),
         device=replace(base.device, kind=args.device, micro_batch=size),
     )
-
-
-def places_of_documents(tokens: Tensor, end: int) -> Iterator[tuple[int, int, int]]:
-    """Row, start and stop of each document of a batch."""
-    for row, own in enumerate(tokens):
-        edges = sorted({0, *(own == end).nonzero().flatten().tolist(), len(own)})
-        yield from ((row, *edge) for edge in pairwise(edges))
-
-
-def logits_and_gradients(
-    model: LoopedGPT, pieces: list[tuple[Tensor, Tensor, Tensor | None]], exact: bool, config
-):
-    """Logits of every token, one piece after the other, and the gradient of the summed loss."""
-    logits, device = [], next(model.parameters()).device
-    model.zero_grad()
-    for tokens, targets, bounds in pieces:
-        tokens, targets = tokens.to(device), targets.to(device)
-        own = {} if bounds is None else {"documents": bounds.to(device)}
-        kind = replace(config.device, precision="fp32" if exact else config.device.precision)
-        with arithmetic(kind, device):
-            output = model(tokens, targets, **own)
-        with torch.no_grad():
-            logits.append(model.logits(output.states.float()).flatten(0, 1).cpu())
-        output.loss.backward()
-    return torch.cat(logits), torch.cat([p.grad.flatten().cpu() for p in model.parameters()])
-
-
-def compare(config: TrainConfig, corpus: Corpus, world: World) -> dict[str, float]:
-    """Relative differences: packed from unpacked, and unpacked from unpacked in fp32."""
-    torch.manual_seed(0)
-    model = LoopedGPT(config.model, seed=1)
-    with torch.no_grad():
-        for parameter in model.parameters():  # fresh weights hide too much
-            parameter.add_(0.3 * parameter.std().nan_to_num(0) * torch.randn_like(parameter))
-    choose_execution(config.device, world, model.to(world.device)).apply(model)
-    end = corpus.end_of_text
-    inputs, targets = validation_windows(corpus.validation, config.model.context, 4)
-    packed = [(inputs, targets, document_bounds(inputs == end))]
-    alone = [
-        (inputs[row : row + 1, start:stop], targets[row : row + 1, start:stop], None)
-        for row, start, stop in places_of_documents(inputs, end)
-    ]
-    of = partial(logits_and_gradients, model, config=config)
-    a, b, c = of(packed, exact=False), of(alone, exact=False), of(alone, exact=True)
-    return {
-        "documents": len(alone),
-        "logits_packed": far(a[0], b[0]),
-        "logits_arithmetic": far(b[0], c[0]),
-        "gradients_packed": far(a[1], b[1]),
-        "gradients_arithmetic": far(b[1], c[1]),
-    }
 
 
 def attention_inputs(config: TrainConfig, corpus: Corpus, world: World) -> tuple[Tensor, ...]:
@@ -305,24 +240,24 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="a corpus of GPT-2 tokens in place of the standard library")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--cudnn", action="store_true")
     parser.add_argument("--only", nargs="+", choices=(*PARTS, "tiles"), default=PARTS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.tiny:
         args.steps, args.repeats = 2, 1
-    if args.cudnn:
-        varlen.varlen_attn = cudnn_attention
     with tempfile.TemporaryDirectory() as name:
         corpus = make_corpus(args, Path(name))
         config = make_config(args, corpus, Path(name))
         with open_world(config.device) as world:
             mean = len(corpus.train) / corpus.documents("train")
-            record = {"device": device_name(world.device), "torch": torch.__version__, "rounds": args.rounds,
-                      "batch": config.optim.batch, "context": config.model.context, "cudnn": args.cudnn,
-                      "tokens_per_document": mean}  # fmt: skip
-            if "packing" in args.only:
-                record |= compare(config, corpus, world)
+            record = {
+                "device": device_name(world.device),
+                "torch": torch.__version__,
+                "rounds": args.rounds,
+                "batch": config.optim.batch,
+                "context": config.model.context,
+                "tokens_per_document": mean,
+            }
             if "tiles" in args.only:
                 record |= time_tiles(config, corpus, world, args.steps)
             if "attention" in args.only:
@@ -331,12 +266,6 @@ def main() -> None:
                 record |= time_both(config, world, args)
     for key, value in record.items():
         print(f"{key:<32}{value:.6g}" if isinstance(value, float) else f"{key:<32}{value}")
-    exact = world.device.type == "cpu"  # fp32 against fp32: no error of bf16 to compare with
-    for what in ("logits", "gradients") if "packing" in args.only else ():
-        allowed = 1e-5 if exact else record[f"{what}_arithmetic"]
-        assert record[f"{what}_packed"] <= allowed, (
-            f"{what}: packed differs from unpacked by more than {allowed}"
-        )
     if args.json:
         args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

@@ -48,13 +48,13 @@ BYTES_PER_SECOND = 4.2e12  # of a copy on an H200, reading and writing
 Rows = Iterator[tuple[str, ...]]
 
 
-def draw_boards(folder: Path, count: int = 2048, length: int = 900) -> Path:
-    """A set of random boards of ARC's size, without its views."""
+def draw_boards(folder: Path, count: int = 2048, length: int = 900, kind: str = "maze") -> Path:
+    """A set of random boards, by default of ARC's size and without its views."""
     draw = np.random.default_rng(0)
-    groups = np.array([[1, 1, 0]] * count)
-    boards = {name: draw.integers(1, 12, (count, length), dtype=np.uint8) for name in ("inputs", "labels")}
-    splits = {name: {**boards, "groups": groups} for name in ("train", "test")}
-    write_puzzles(folder, kind="maze", vocabulary=12, splits=splits, build={})
+    symbols = (2, 11) if kind == "sudoku" else (1, 12)
+    boards = {name: draw.integers(*symbols, (count, length), dtype=np.uint8) for name in ("inputs", "labels")}
+    splits = {name: {**boards, "groups": np.array([[1, 1, 0]] * count)} for name in ("train", "test")}
+    write_puzzles(folder, kind=kind, vocabulary=symbols[1], splits=splits, build={})
     return folder
 
 

@@ -125,13 +125,17 @@ class ReferenceGPT(nn.Module):
         self.run, self.chunk_loss = self.states, chunk_loss
 
     def to_float8(self) -> None:
-        """FP8 products by torchao, scaled by tensor, for every Linear whose sides are multiples of 16."""
-        from torchao.float8 import convert_to_float8_training
+        """FP8 products by torchao, scaled by tensor, for every Linear whose sides are multiples of 16.
+
+        On a CPU they are emulated.
+        """
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
         def fits(module: nn.Module, name: str) -> bool:
             return isinstance(module, nn.Linear) and not any(side % 16 for side in module.weight.shape)
 
-        convert_to_float8_training(self, module_filter_fn=fits)
+        config = Float8LinearConfig(emulate=not self.cos.is_cuda)
+        convert_to_float8_training(self, config=config, module_filter_fn=fits)
 
     def compile_for_training(self) -> None:
         """All visits as one graph where that is a matter of a minute or two, else block by block."""

@@ -45,12 +45,9 @@ def critical_sum(N: int, rule: ScalingRule, width: int, *, initial: float = INIT
     return math.sqrt(rule.alpha(N) / N * needed) / width
 
 
-def sum_exponent(p: Real, *, factors: int = 2) -> Fraction:
-    """The power of R, at fixed K, with which the critical sum changes: -(1 - p) / factors.
-
-    The model has two factors, value and output; one or three are for comparison.
-    """
-    return (exact(p) - 1) / factors
+def sum_exponent(p: Real) -> Fraction:
+    """The power of R, at fixed K, with which the critical sum changes: -(1 - p) / 2."""
+    return (exact(p) - 1) / 2
 
 
 def critical_ramp(N: int, rule: ScalingRule, width: int) -> float:

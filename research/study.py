@@ -7,7 +7,7 @@ from deeploop.runs.sweeps import read_sweep
 
 
 def runs_of(folder: Path) -> list[Run]:
-    """Its runs that were started, sweep by sweep in the order of the grid; none where nothing was run yet."""
+    """Its runs that were started, sweep by sweep in the order of the grid."""
     found: list[Run] = []
     for file in sorted(folder.rglob("sweep.json")):
         order = {name: place for place, name in enumerate(read_sweep(file.parent).cells)}

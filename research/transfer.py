@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from deeploop.report.groups import Histories
-from deeploop.report.plots import INK, plain, quiet, round_colours
+from deeploop.report.plots import INK, graded, plain, quiet
 from deeploop.report.runs import find_runs
 from deeploop.report.tables import MISSING, Table, number
 from research.rates import (
@@ -32,7 +32,7 @@ CRITERION = f"|slope| < {MOST_SLOPE:g} and a regret of at most {MOST_REGRET:g} n
 
 
 # ── Tables ──────────────────────────────────────────────────────────────────────────────────────────────
-def rules_table(study: Study, name: str) -> Table:
+def rules_table(study: Study) -> Table:
     """A row for each rule: best rates, their slope, the regrets, the verdict."""
     rounds = study.rounds
     later = [R for R in rounds if R > 1]
@@ -66,10 +66,10 @@ def rules_table(study: Study, name: str) -> Table:
         "lowest value, over the seeds that its three cells share, so it may lie below every run; at an edge "
         f"or a cliff the mean of that cell over all its seeds. The criterion: {CRITERION}."
     )
-    return Table(name, f"Does the best learning rate hold as R grows? {study.title}", header, rows, note)
+    return Table("rates", f"Does the best learning rate hold as R grows? {study.title}", header, rows, note)
 
 
-def losses_table(study: Study, name: str) -> Table:
+def losses_table(study: Study) -> Table:
     """Loss for each rule, R and peak rate."""
     peaks = study.peaks
     rows = []
@@ -82,7 +82,7 @@ def losses_table(study: Study, name: str) -> Table:
         "candidate for the best."
     )
     header = ["rule", "R", *(f"{peak:g}" for peak in peaks)]
-    return Table(name, f"Validation loss against peak rate: {study.title}", header, rows, note)
+    return Table("losses", f"Validation loss against peak rate: {study.title}", header, rows, note)
 
 
 def best_rate(optimum: Optimum | None) -> str:
@@ -120,20 +120,14 @@ def loss(cell: Cell | None) -> str:
 
 
 # ── Figure ──────────────────────────────────────────────────────────────────────────────────────────────
-def transfer_figure(study: Study) -> Figure | None:
-    """Loss against peak rate: a panel for each rule, a curve for each R, one scale for all.
-
-    None where every cell was lost.
-    """
-    scale = y_range(study)
-    if scale is None:
-        return None
-    low, high = scale
+def transfer_figure(study: Study) -> Figure:
+    """Loss against peak rate: a panel for each rule, a curve for each R, one scale for all."""
+    low, high = y_range(study)
     wide = min(3, len(study.rules))
     tall = -(-len(study.rules) // wide)
     figure = Figure(figsize=(max(5.6, 3.4 * wide), 3.0 * tall + 0.6), layout="constrained")
     grid = figure.subplots(tall, wide, sharex=True, sharey=True, squeeze=False)
-    colours = round_colours(study.rounds)
+    colours = dict(zip(study.rounds, graded(len(study.rounds)), strict=True))
     for axes, rule in zip(grid.flat, study.rules.values(), strict=False):
         for place, (R, curve) in enumerate(rule.curves.items()):
             draw_curve(axes, curve, colours[R])
@@ -166,7 +160,7 @@ def transfer_figure(study: Study) -> Figure | None:
     return figure
 
 
-def y_range(study: Study) -> Interval | None:
+def y_range(study: Study) -> Interval:
     """The scale that shows every curve around its best; what lies higher leaves through the top."""
     shown = [
         cell.mean(curve.seeds)
@@ -174,10 +168,8 @@ def y_range(study: Study) -> Interval | None:
         for curve in rule.curves.values()
         for cell in curve.around
     ]
-    if not shown:
-        return None
     low, high = min(shown), max(shown)
-    margin = 0.06 * (high - low) or 0.01
+    margin = 0.06 * (high - low)
     return low - margin, high + margin
 
 
@@ -225,7 +217,7 @@ def main() -> None:
     """Print both tables of every study among the runs."""
     for study in find_studies(find_runs([Path(word) for word in sys.argv[1:]]), Histories()):
         if study.over_rounds:
-            for table in (rules_table(study, ""), losses_table(study, "")):
+            for table in (rules_table(study), losses_table(study)):
                 print(f"\n{table.title}\n\n{table.text()}\n\n{table.note}")
 
 

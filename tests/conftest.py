@@ -39,7 +39,6 @@ QUIET = (
 SLOWEST = (
     "test_two_ranks",
     "test_readme",
-    "test_demo_collapse",
     "test_demo",
     "test_sweep",
     "test_faults",
@@ -47,6 +46,16 @@ SLOWEST = (
     "test_resume",
     "test_puzzle_resume",
 )
+
+
+def sample_each_test(items):
+    """Mark one case of each test of kernels `sample`: the one that says so, else the first."""
+    of_kernels = [item for item in items if item.get_closest_marker("kernels")]
+    sampled = {item.function for item in of_kernels if item.get_closest_marker("sample")}
+    for item in of_kernels:
+        if item.function not in sampled:
+            item.add_marker("sample")
+            sampled.add(item.function)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -61,6 +70,7 @@ def pytest_collection_modifyitems(items):
             if not runs_kernels:
                 reason = "needs Triton, and a CUDA device or TRITON_INTERPRET=1"
                 item.add_marker(pytest.mark.skip(reason=reason))
+    sample_each_test(items)
     items.sort(key=lambda item: item.path.stem not in SLOWEST)  # a stable sort: the rest stays in order
 
 

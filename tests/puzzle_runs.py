@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from deeploop.models.hrm import HRMConfig
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import HRMConfig, TRMConfig
 from deeploop.tasks.puzzles.config import HRMTrainConfig, TRMTrainConfig
 from deeploop.tasks.puzzles.data.sets import write_puzzles
 

@@ -475,7 +475,7 @@ def test_ctrl_c_outside_training_is_quiet(monkeypatch, capsys):
     def interrupt(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("deeploop.commands.plan.main", interrupt)
+    monkeypatch.setattr("deeploop.commands.plan.run", interrupt)
     assert main(["plan"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 

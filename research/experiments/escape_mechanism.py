@@ -2,7 +2,7 @@
 
     python -m research.experiments.escape_mechanism --data data/text-bytes --out runs/mechanism
 
-Trains K = 4, R = 3, width 128 on bytes at 2e-5 a step, where the paper's recipe collapses, and looks at it
+Trains K = 4, R = 3, width 128 on bytes at 2e-5 a step, where the paper's block collapses, and looks at it
 every few steps: loss, token similarity, each kind of branch against its skip and how much of it is common to
 all positions, how far the outer gains went, and how the value and output matrices moved: by how much of the
 sum S of the learning rates, and how much of that movement is of rank one. A table, mechanism.json and

@@ -2,16 +2,15 @@
 
     python -m research.tables.escape_model
 
-Prints, for each start, the sum of rates at which its positions merge beside the predicted one, and how large
-its branches became; then every record until then, with the similarity that the model predicts at its sum of
-rates. No constant is fitted: S is the schedule's, m_0 that of step 0.
+Prints, for each start, the sum of rates at which its positions merge beside the predicted one; then every
+record until then, with the similarity that the model predicts at its sum of rates. No constant is fitted: S
+is the schedule's, m_0 that of step 0.
 """
 
 import math
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -90,12 +89,6 @@ def read_starts(results: Path) -> list[Start]:
     return found
 
 
-def branches(record: dict[str, Any], kind: str) -> list[float]:
-    """Branch over skip at every visit of attention or of the feed-forward."""
-    own = [visits["ratio"] for name, visits in record["stream"].items() if kind in name]
-    return [ratio for ratios in own for ratio in ratios]
-
-
 def row(start: Start) -> list[str]:
     measured, before, after = start.merger()
     model, last = start.model, start.records[-1]
@@ -107,20 +100,12 @@ def row(start: Start) -> list[str]:
         f"{before:.1e}–{after:.1e}",
         f"{predicted:.2e}",
         f"{measured / predicted:.2f}",
-        f"{max(fmean(branches(record, 'attention')) for record in start.records[1:]):.2f}",
-        f"{max(max(branches(record, 'attention')) for record in start.records[1:]):.2f}",
         str(last["step"]),
-        f"{fmean(branches(last, 'attention')):.2f}",
-        f"{fmean(branches(last, 'mlp')):.2f}",
         f"{last['similarity']:.2f}",
     ]
 
 
-HEADER = (
-    *("p", "ramp", "S at ½", "between", "model", "ratio"),
-    *("attention/skip: mean over visits, most over steps", "largest visit"),
-    *("last step", "mean there", "ff/skip, mean there", "similarity there"),
-)
+HEADER = ("p", "ramp", "S at ½", "between", "model", "ratio", "last step", "similarity there")
 
 
 def model_figure(results: Path) -> Figure:

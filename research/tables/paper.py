@@ -14,14 +14,13 @@ A SELECTOR names one number of the files beside it:
 {"median": "train", "field": "tokens_per_s"}      over all such lines
 {"escaped_in": "seeds.json", "where": {…}}        entries, as in `where`, whose last validation escaped
 {"escaped_runs": "paper-p0.5-*"}                  run folders whose last validation escaped
-{"runs": "paper-p0.5-*"}                          how many run folders there are
 {"mean_loss": "prenorm-rounds7-*"}                of the last validations of those that did not collapse
 {"mean": "exact", "of": "seed*-hrm-C2-*"}         of a field over the last validations of those run folders
 {"json": "gamma.json", "path": ["…", "gamma"]}    a number in a JSON file
 {"published": "LOSS", "key": ["small", "deeploop", 3]}   a number of the paper, by `paper.published`
-{"minus": [SELECTOR, SELECTOR]}                   the first minus the second
+{"minus": [SELECTOR, SELECTOR]}                   the first minus the second; "over" divides
 {"gain": 3}                                       of DeepLoop over pre-norm at R = 3, in results/gain
-the first two with "file": a metrics file of another name; all but counts with "times": a factor
+all but counts with "times": a factor
 """
 
 import json
@@ -56,8 +55,6 @@ def value(folder: Path, selector: dict[str, Any] | float) -> float:
     if "escaped_runs" in selector:
         verdicts = [last["verdict"] for last in last_validations(folder, selector["escaped_runs"])]
         return verdicts.count("escaped")
-    if "runs" in selector:
-        return len(last_validations(folder, selector["runs"]))
     if "mean_loss" in selector:
         lasts = last_validations(folder, selector["mean_loss"])
         return fmean(last["loss"] for last in lasts if last["verdict"] != "collapsed")
@@ -74,7 +71,7 @@ def value(folder: Path, selector: dict[str, Any] | float) -> float:
             found = found[key]
         return found * selector.get("times", 1)
     kind = selector.get("last") or selector["median"]
-    lines = read_metrics(folder, kind, file=selector.get("file", "metrics.jsonl"))
+    lines = read_metrics(folder, kind)
     numbers = [line[selector["field"]] for line in lines if line.get(selector["field"]) is not None]
     if not numbers:
         raise ValueError(f"{folder}: no {kind} line has {selector['field']}")

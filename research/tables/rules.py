@@ -22,7 +22,6 @@ from research.contrasts import by_seed, paired
 from research.rates import BIAS, Curve, Study, final_loss, find_studies
 from research.study import runs_of
 
-NOT_RUN = "Not run yet."
 LOST = "lost"
 FEW = 3  # rates, below which a best one says little
 PICKED = 0  # the seed by which the rates of results/transfer were picked
@@ -132,7 +131,7 @@ def loss_cells(curve: Curve, peaks: Sequence[float]) -> list[str]:
 
 def table(header: Iterable[Any], rows: Sequence[Sequence[str]]) -> str:
     named = [f"{name:g}" if isinstance(name, float) else str(name) for name in header]
-    return markdown_table(named, rows) if rows else NOT_RUN
+    return markdown_table(named, rows)
 
 
 # ── Learning rates over R ───────────────────────────────────────────────────────────────────────────────
@@ -145,7 +144,7 @@ def study_of(results: Path) -> Study:
 def rates(results: Path) -> str:
     """The best rates of every rule, and their figure."""
     study = study_of(results)
-    table, caption = views.rules_table(study, "transfer"), markdown_text(views.caption(study))
+    table, caption = views.rules_table(study), markdown_text(views.caption(study))
     alt = "Validation loss against peak learning rate, by rule and R"
     parts = [markdown_text(table.title), markdown_table(table.header, table.rows), markdown_text(table.note)]
     return "\n\n".join([*parts, f"![{alt}](rates-a.png)", f"*What to see: {caption}*"])
@@ -153,14 +152,12 @@ def rates(results: Path) -> str:
 
 def losses(results: Path) -> str:
     """The losses at every rate."""
-    table = views.losses_table(study_of(results), "transfer")
+    table = views.losses_table(study_of(results))
     return f"{markdown_table(table.header, table.rows)}\n\n{markdown_text(table.note)}"
 
 
 def rates_figure(results: Path) -> Figure:
-    figure = views.transfer_figure(study_of(results))
-    assert figure is not None
-    return figure
+    return views.transfer_figure(study_of(results))
 
 
 # ── Rules, shapes, parts ────────────────────────────────────────────────────────────────────────────────
@@ -199,7 +196,7 @@ def shapes(results: Path) -> str:
         runs_of(results / "shapes"),
         lambda run: (run.fields["model.width"], rule_name(run), run.fields["model.blocks"]),
     )
-    peaks, narrow = peaks_of(curves), min((width for width, _, _ in curves), default=0)
+    peaks, narrow = peaks_of(curves), min(width for width, _, _ in curves)
     rows = []
     for (width, rule, K), curve in curves.items():
         fewest = min(blocks for w, name, blocks in curves if (w, name) == (width, rule))
@@ -231,7 +228,7 @@ def part_curves(results: Path) -> Curves:
     own = runs_of(results / "parts")
     cells = {(rounds(run), biased(run), peak(run)) for run in own}
     # Flat and DeepLoop are there too, with the same settings.
-    known = [run for run in runs_of(results / "transfer") if own and same_training(run, own[0])]
+    known = [run for run in runs_of(results / "transfer") if same_training(run, own[0])]
     known = [run for run in known if (rounds(run), biased(run), peak(run)) in cells]
     return curves_of([*own, *known], part_key)
 
@@ -239,8 +236,6 @@ def part_curves(results: Path) -> Curves:
 def parts(results: Path) -> str:
     """Loss of every combination of parts."""
     curves = part_curves(results)
-    if not curves:
-        return NOT_RUN
     peaks = peaks_of(curves)
     rows = []
     for key, curve in curves.items():
@@ -254,8 +249,6 @@ def parts(results: Path) -> str:
 def part_effects(results: Path) -> str:
     """Each part changed alone, all else held, by R."""
     curves = part_curves(results)
-    if not curves:
-        return NOT_RUN
     depths = sorted({key[0] for key in curves})
     found: dict[tuple[str, str], dict[int, str]] = {}
     for place, (name, papers, other) in PARTS.items():
@@ -273,8 +266,6 @@ def part_effects(results: Path) -> str:
 # ── The bias, and λ ─────────────────────────────────────────────────────────────────────────────────────
 def ends_by_peak(runs: Sequence[Run], head: Sequence[str], key: Callable[[Run], tuple[Any, ...]]) -> str:
     """Last loss and similarity of token states, by seed; the last of a key are its words in the table."""
-    if not runs:
-        return NOT_RUN
     found: dict[tuple[Any, ...], dict[float, dict[int, str]]] = {}
     for run in runs:
         last = run.validation
@@ -316,8 +307,6 @@ def flat_cures(results: Path) -> str:
 def muon(results: Path) -> str:
     """The rules under Muon, beside AdamW and beside flat."""
     own = runs_of(results / "muon")
-    if not own:
-        return NOT_RUN
     curves = curves_of(own, rule_and_rounds)
     known = [run for run in runs_of(results / "transfer") if same_training(run, own[0])]
     adamw = curves_of(known, rule_and_rounds)
@@ -346,8 +335,6 @@ def muon_escape_laptop(results: Path) -> str:
 
 def escape_table(muon: Path, adamw: Path) -> str:
     """Escapes of the paper's start by warm-up and p, of two sweeps that differ in the optimizer."""
-    if not (muon / "sweep.json").is_file():
-        return NOT_RUN
     under_muon, under_adamw = escapes_of(muon), escapes_of(adamw)
     rows = []
     for warm, p in sorted(under_muon, key=lambda corner: (-corner[0], corner[1])):
@@ -424,14 +411,12 @@ def _growth(by_rounds: Mapping[int, BySublayer]) -> list[str]:
 def tokens(results: Path) -> str:
     """The losses, and whether the gain over pre-norm grows with R."""
     final = curves_of(runs_of(results / "tokens-per-parameter" / "grid"), rule_and_rounds)
-    return "\n\n".join(final_tables(final)) if final else NOT_RUN
+    return "\n\n".join(final_tables(final))
 
 
 def tokens_search(results: Path) -> str:
     """The search that the rates of these losses come from."""
     curves = curves_of(runs_of(results / "tokens-per-parameter" / "search"), rule_and_rounds)
-    if not curves:
-        return NOT_RUN
     peaks = peaks_of(curves)
     rows = [
         [rule, str(R), *loss_cells(curve, peaks), best_rate(curve)] for (rule, R), curve in curves.items()

@@ -1,4 +1,4 @@
-"""The command line: `deeploop COMMAND …`. A command is a file in `deeploop.commands`, or a line of `DIRECT`.
+"""The command line: `deeploop COMMAND …`. A command is a line of `DIRECT`, or a `main` in `commands`.
 
 Mistakes of the user end in one line on stderr, with a code of `exits.py`; DEEPLOOP_TRACEBACK=1 shows where.
 """
@@ -40,15 +40,27 @@ COMMANDS = (
     "demo",
     "doctor",
 )
-# Commands without a file in commands/: the class of their arguments, and the function that is given them.
+# The class of a command's arguments, and the function that is given them; others read their words themselves.
 DIRECT = {
+    **{
+        name: (f"deeploop.commands.{name}:{name.capitalize()}Args", f"deeploop.commands.{name}:run")
+        for name in ["data", "demo", "doctor", "export", "inspect", "plan", "recommend", "report", "runs"]
+    },
     "bench": ("deeploop.bench.options:BenchArgs", "deeploop.bench:run"),
     "chat": ("deeploop.tasks.chat.options:ChatArgs", "deeploop.tasks.chat.talk:run"),
+    "diagnose": ("deeploop.tasks.options:DiagnoseArgs", "deeploop.commands.diagnose:run"),
+    "eval": ("deeploop.tasks.options:EvalArgs", "deeploop.commands.eval:run"),
     "generate": ("deeploop.tasks.language.options:GenerateArgs", "deeploop.tasks.language.generate:run"),
     "import": ("deeploop.tasks.puzzles.options:ImportArgs", "deeploop.tasks.puzzles.public:run"),
     "retrofit": ("deeploop.retrofit.options:RetrofitArgs", "deeploop.retrofit.make:run"),
     "solve": ("deeploop.tasks.puzzles.options:SolveArgs", "deeploop.tasks.puzzles.solve:run"),
     "validate": ("deeploop.tasks.language.options:ValidateArgs", "deeploop.tasks.language.validate:run"),
+}
+# Options that are not there, and what is meant by them.
+WORDS = {
+    "demo": {"collapse": "deeploop sweep docs/results/demo-collapse/grid.toml, in a clone of the repository"},
+    "export": {"rounds": "rounds=… in from_pretrained, one export serves all"},
+    "plan": {"p": "--rule deeploop:p=…"},
 }
 MOVED = {"pack": "python -m research.pack, in a clone of the repository"}
 USAGE = """\
@@ -165,7 +177,7 @@ def _command(arguments: list[str]) -> Callable[[list[str]], int] | None:
 def _direct(name: str, arguments: list[str]) -> int:
     """Parse the arguments and call the function, which returns text to show or an exit code."""
     kind, run = DIRECT[name]
-    args = parse(_named(kind), arguments, prog=f"deeploop {name}")
+    args = parse(_named(kind), arguments, prog=f"deeploop {name}", words=WORDS.get(name, {}))
     result = _named(run)(args)
     if isinstance(result, int):
         return result

@@ -14,7 +14,7 @@ import shutil
 import stat
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -151,9 +151,9 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def write_json(path: Path, value: Any, *, default: Callable[[Any], Any] | None = None) -> None:
+def write_json(path: Path, value: Any) -> None:
     """`value` as indented JSON, atomically."""
-    write_text(path, json.dumps(value, indent=1, default=default) + "\n")
+    write_text(path, json.dumps(value, indent=1) + "\n")
 
 
 class NotRegularError(OSError):

@@ -125,6 +125,27 @@ def test_the_reference_is_the_same_model():
     torch.testing.assert_close(packed, torch.cat(gradients), rtol=1e-4, atol=1e-6)
 
 
+def test_the_reference_in_fp8_has_torchaos_products():
+    pytest.importorskip("torchao")
+    config = GPTConfig(blocks=2, rounds=2, width=32, heads=2, hidden=40, vocabulary=64, context=16)
+    model = reference_model(REFERENCE, config)
+    tokens = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(0))
+    exact = model(tokens, tokens)
+    model.to_float8()
+    kinds = {name: type(layer).__name__ for name, layer in model.named_modules() if hasattr(layer, "bias")}
+    layers = "attention.qkv", "attention.o", "mlp.gate_up", "mlp.down"
+    assert kinds == {
+        f"blocks.{k}.{layer}": "Linear" if layer == "mlp.down" else "Float8Linear"  # 40 is no multiple of 16
+        for k in range(2)
+        for layer in layers
+    }
+    loss = model(tokens, tokens)
+    assert loss != exact
+    torch.testing.assert_close(loss, exact, rtol=0.02, atol=0)
+    loss.backward()
+    assert all(parameter.grad.norm() > 0 for parameter in model.parameters())
+
+
 def test_mistakes_are_one_line(capsys, tmp_path):
     empty = tmp_path / "empty.py"
     empty.write_text("")

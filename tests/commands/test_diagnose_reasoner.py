@@ -9,8 +9,7 @@ from deeploop.cli import main
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import DeviceConfig
-from deeploop.models.hrm import HRMConfig
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import HRMConfig, TRMConfig
 from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
 from deeploop.tasks.puzzles.data.sudoku import build_sudoku
 from deeploop.train.loop import train

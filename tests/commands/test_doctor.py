@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ def test_it_says_what_is_there_and_passes(capsys, tmp_path, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     named = [re.split(r"\s{2,}|(?<=extra tensorboard) ", line)[0] for line in lines]
     assert named[:2] == ["deeploop", "Python"]
-    assert named[-6:] == ["Triton", "torch", "GPU", "training uses", "self-test", "passed"]
-    assert re.search(r"(eager modules|compiled blocks|Triton kernels), (fp32|bf16)", lines[-3])
+    assert named[-7:] == ["Triton", "torch", "GPU", "training uses", "FP8", "self-test", "passed"]
+    assert re.search(r"(eager modules|compiled blocks|Triton kernels), (fp32|bf16)", lines[-4])
     first, last = map(float, re.search(r"loss (\S+) → (\S+),", lines[-1]).groups())
     assert last < first - 0.1  # the bias of the recipe starts at the unigram floor
     # torch makes the folder of its inductor when that is imported, which building an optimizer does
@@ -56,18 +57,11 @@ def test_what_is_missing_has_its_install_line():
     assert re.fullmatch(r"numpy \d\S+", doctor.describe_extra("data", ["numpy"]))
 
 
-def test_a_loss_that_rises_fails_the_test(capsys, monkeypatch):
-    monkeypatch.setattr("deeploop.train.loop.train", lambda config: None)
-    monkeypatch.setattr("deeploop.train.rundir.load", lambda run: ())
-    monkeypatch.setattr("deeploop.eval.generation.generate_text", lambda *_, **__: "")
-    monkeypatch.setattr(doctor, "read_metrics", lambda *_: [{"loss": 1.0}, {"loss": 2.0}])
-    assert main(["doctor"]) == 2
-    captured = capsys.readouterr()
-    assert captured.err == (
-        "deeploop doctor: error: self-test: after 20 steps the loss is 2.000, it started at 1.000\n"
-    )
-    assert "training uses" in captured.out
-    assert "passed" not in captured.out
+def test_a_loss_that_rises_fails_the_test(tmp_path):
+    config = doctor.small_config(tmp_path)
+    wild = replace(config, optim=replace(config.optim, peak_lr=10.0, floor_lr=10.0, warmup_steps=1))
+    with pytest.raises(ValueError, match=r"self-test: after 20 steps the loss is \d+\.\d+, it started at 4"):
+        doctor.self_test(wild)
 
 
 def test_the_documented_completion_knows_every_command():
@@ -85,3 +79,14 @@ def test_a_torch_without_a_gpu_says_what_it_is_built_for(monkeypatch, version):
     monkeypatch.setattr("torch.version.cuda", version)
     built = "torch is built for CUDA 13.0" if version else "torch is a CPU build"
     assert doctor.describe_gpu() == f"none found; {built}"
+
+
+@pytest.mark.parametrize(("capability", "possible"), [((8, 0), False), ((8, 9), True), ((9, 0), True)])
+def test_a_gpu_is_named_with_what_it_can_do(monkeypatch, capability, possible):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2**31, 2**32))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+    monkeypatch.setattr("deeploop.train.progress.device_name", lambda device: "GPU")
+    assert doctor.describe_gpu() == "1 × GPU, compute capability {}.{}, 2 of 4 GiB free".format(*capability)
+    assert doctor.describe_fp8().startswith("possible" if possible else "not possible")

@@ -54,7 +54,7 @@ MISTAKES = {
     "looped --steps 0": "steps=0: must be at least 1",
     "looped --rule 256": "data.rule=256: must be 0 to 255",
     "looped --rounds 0": "rounds=0: must be at least 1",
-    "looped --shots 1": "--shots: for other runs",
+    "looped --shots 1": "--shots: for language models; ",
     "looped --views 3": "--views: for reasoners",
     "stack --steps 1000": "steps=1000: must be at most 999 for automaton of this size",
     "hops --length 6": "length=6: hops has other tokens there than at the trained length 5",
@@ -73,4 +73,4 @@ def test_a_mistake_is_one_line(runs, words, capsys):
 
 def test_steps_are_refused_for_other_runs(capsys):
     assert main(["eval", "shipped", "--steps", "3"]) == 2
-    assert "--steps: for iterated tasks; shipped is a run of another kind" in capsys.readouterr().err
+    assert "--steps: for iterated tasks; shipped is another kind of run" in capsys.readouterr().err

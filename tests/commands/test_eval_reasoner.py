@@ -11,8 +11,7 @@ from deeploop.cli import main
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import DeviceConfig
-from deeploop.models.hrm import HRMConfig
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import HRMConfig, TRMConfig
 from deeploop.report import results
 from deeploop.report.beside_paper import arc_table
 from deeploop.report.runs import find_runs
@@ -219,7 +218,8 @@ def test_the_report_shows_the_ladder(trained, tmp_path, command):
 
 def test_options_of_the_other_kind_are_refused(trained, mistake):
     run = trained / "hrm"
-    assert mistake(run, "--tasks", "piqa") == f"--tasks: for language models; {run} is a run of hrm"
+    said = mistake(run, "--tasks", "piqa")
+    assert said == f"--tasks: for language models; {run} is another kind of run (reasoners)"
     assert mistake(run, "--batch-tokens", 99).startswith("--batch-tokens: for language models")
     assert mistake(run, "--views", 0) == "views=0: must be at least 1"
     assert mistake("shipped", "--views", 3).startswith("--views: for reasoners; shipped")
@@ -291,13 +291,13 @@ def test_more_at_test_time_stays_out_of_the_papers_table(trained, tmp_path, comm
 
 def test_what_could_not_be_kept_is_not_computed(trained, tmp_path, mistake, monkeypatch):
     """Votes on ARC take hours: an eval.json that can't be added to is named before them."""
-    monkeypatch.setattr(eval_reasoner, "solve_puzzles", None)
     run = shutil.copytree(trained / "hrm", tmp_path / "hrm")
     (run / "eval.json").write_text('{"evalu')
-    assert "eval.json: can't be read" in mistake(run)
+    assert "eval.json: can't be read" in mistake(run, "--data", "nowhere")
     (run / "eval.json").unlink()
-    monkeypatch.setattr(results.os, "access", lambda path, mode: path != run)
-    assert mistake(run) == f"{run}: can't be written, and the result goes there; copy the run"
+    monkeypatch.setattr("os.access", lambda path, mode: path != run)
+    said = f"{run}: can't be written, and the result goes there; copy the run"
+    assert mistake(run, "--data", "nowhere") == said
 
 
 def test_what_is_not_the_runs_is_refused(trained, tmp_path, mistake):

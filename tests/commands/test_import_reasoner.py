@@ -2,19 +2,23 @@
 
 import json
 import math
+from collections import defaultdict
+from dataclasses import replace
+from statistics import fmean
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from deeploop.cli import main
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.public_reasoner import config_of, our_names
 from deeploop.models.reasoner import Reasoner
-from deeploop.models.reasoner_config import PuzzleShape
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape, TRMConfig
+from deeploop.tasks.puzzles.data.arc import build_arc, read_task
 from deeploop.tasks.puzzles.data.sudoku import build_sudoku
 from deeploop.tasks.puzzles.load import load_reasoner
+from public_arc import SEPARATORS, small_tasks, write_public
 from public_weights import as_public
 
 SHAPE = PuzzleShape(6, 16, 1)
@@ -127,6 +131,129 @@ def test_an_imported_model_is_the_published_one(home, name, length):
         logits, q = published(public, config, tokens, ids)
     torch.testing.assert_close(segment.logits, logits, rtol=0, atol=1e-10)
     torch.testing.assert_close(segment.q, q, rtol=0, atol=1e-10)
+
+
+# ── ARC: the votes that the public code counts on its own build ────────────────────────────────────────
+def cropped(tokens):
+    """The largest top-left rectangle of colours, the first of equal ones."""
+    board, best, width = tokens.reshape(30, 30), (0, 0), 30
+    for height in range(1, 31):
+        colours = (board[height - 1, :width] >= 2).tolist()
+        width = colours.index(False) if False in colours else width
+        if height * width > best[0] * best[1]:
+            best = height, width
+    return board[: best[0], : best[1]].astype(int) - 2
+
+
+def unturned(name, separator, tokens):
+    """A task's name and the grid before its view, by the name of the id."""
+    task, *view = name.split(separator)
+    grid = cropped(tokens)
+    if view:
+        back = [0, 3, 2, 1, 4, 5, 6, 7][int(view[0][1:])]
+        quarter = {1: 1, 2: 2, 3: 3, 7: 1}.get(back, 0)
+        turned = np.rot90(grid, quarter) if back != 6 else grid.T
+        turned = np.fliplr(turned) if back in (4, 7) else np.flipud(turned) if back == 5 else turned
+        grid = np.argsort([int(colour) for colour in view[1]])[turned]
+    return task, json.dumps(grid.tolist())
+
+
+def ranked_answers(folder, kind, weights, config):
+    """{task: {input: answers, best first}} by count and mean confidence, from the public files."""
+    names, separator = json.loads((folder / "identifiers.json").read_text()), SEPARATORS[kind]
+    inputs, ids, starts = (
+        np.load(folder / "test" / f"all__{name}.npy")
+        for name in ("inputs", "puzzle_identifiers", "puzzle_indices")
+    )
+    ids = np.repeat(ids, np.diff(starts))
+    logits, q = published(weights, config, torch.from_numpy(inputs).long(), torch.from_numpy(ids).long())
+    votes = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    answers = zip(ids, inputs, logits.argmax(-1).numpy(), q[:, 0].sigmoid().tolist(), strict=True)
+    for own, asked, answer, confidence in answers:
+        task, grid = unturned(names[own], separator, asked)
+        votes[task][grid][unturned(names[own], separator, answer)[1]].append(confidence)
+    return {
+        task: {
+            asked: sorted(own, key=lambda g: (len(own[g]), fmean(own[g])), reverse=True)
+            for asked, own in of.items()
+        }
+        for task, of in votes.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["hrm", "trm"])
+def test_arc_votes_are_those_of_the_public_code(tmp_path, monkeypatch, kind):
+    """The held-out outputs are made the last of the ranked answers, so that the score differs with K."""
+    monkeypatch.chdir(tmp_path)
+    tasks, config = small_tasks(), replace(MODELS[kind], cycles=1, low_cycles=1)
+    names = write_public(tmp_path / "guess", tasks, kind, views=5)
+    source = Reasoner(config, PuzzleShape(12, 900, len(names)), seed=6)
+    with torch.no_grad():
+        source.puzzles.normal_()
+        source.halting.weight.normal_()
+    public = as_public(source)
+    torch.save(public, "step_1")
+    ranked = ranked_answers(tmp_path / "guess", kind, public, config)
+    places: dict[str, list[int]] = {}
+    for name in ("c3", "d4"):
+        train, test = tasks[name]
+        own = [[json.loads(answer) for answer in answers] for answers in ranked[name].values()]
+        # No task asks for an empty grid, which a prediction may be.
+        places[name] = [
+            [at for at, answer in enumerate(answers, 1) if answer and answer[0]][-1] for answers in own
+        ]
+        outputs = [np.array(answers[at - 1], np.uint8) for answers, at in zip(own, places[name], strict=True)]
+        tasks[name] = train, [(asked, output) for (asked, _), output in zip(test, outputs, strict=True)]
+    write_public(tmp_path / "build", tasks, kind, views=5)
+    assert main(["prepare", "arc", "--from-public", "build", "--out", "arc"]) == 0
+    words = [
+        "--data",
+        "arc",
+        "--out",
+        "run",
+        "--heads",
+        "2",
+        "--segments",
+        "1",
+        "--cycles",
+        "1",
+        "--low-cycles",
+        "1",
+    ]
+    assert main(["import", kind, "step_1", *words]) == 0
+    assert main(["eval", "run", "--device", "cpu"]) == 0
+    (result,) = json.loads((tmp_path / "run" / "eval.json").read_text())["evaluations"]
+    assert result["places"] == places
+    wanted = {str(K): fmean(max(own) <= K for own in places.values()) for K in (1, 2, 10, 100, 1000)}
+    assert result["ladder"] == wanted
+    assert wanted["1"] < wanted["10"]
+    assert not [line for line in result["deviations"] if "epochs" in line]  # it was trained elsewhere
+
+
+def test_trm_on_arc_has_the_cycles_of_its_arc_command(tmp_path):
+    names = write_public(tmp_path / "build", small_tasks(), "trm")
+    assert (
+        main(["prepare", "arc", "--from-public", str(tmp_path / "build"), "--out", str(tmp_path / "arc")])
+        == 0
+    )
+    torch.save(as_public(Reasoner(MODELS["trm"], PuzzleShape(12, 900, len(names)))), tmp_path / "step_1")
+    words = ["import", "trm", str(tmp_path / "step_1"), "--data", str(tmp_path / "arc"), "--heads", "2"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    assert load_reasoner(tmp_path / "run")[1].model.low_cycles == 4
+
+
+def test_a_build_that_was_not_prepared_says_how(home, tmp_path, capsys):
+    write_public(tmp_path / "build", small_tasks())
+    assert main(["import", "hrm", str(home / "hrm.pt"), "--data", str(tmp_path / "build")]) == 2
+    assert f"`deeploop prepare arc --from-public {tmp_path / 'build'}`" in capsys.readouterr().err
+
+
+def test_another_build_of_arc_is_refused(home, tmp_path, capsys):
+    grid = [[1, 2], [0, 3]]
+    task = {key: [{"input": grid, "output": grid}] for key in ("train", "test")}
+    build_arc([read_task(task, "evaluation", "a", tmp_path)], tmp_path / "arc", augmentations=2)
+    assert main(["import", "hrm", str(home / "hrm.pt"), "--data", str(tmp_path / "arc")]) == 2
+    assert "prepare that with `deeploop prepare arc --from-public FOLDER`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

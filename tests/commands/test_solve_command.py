@@ -13,7 +13,7 @@ from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import DeviceConfig
 from deeploop.models.halting import solve
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import TRMConfig
 from deeploop.tasks.puzzles.config import PuzzleDataConfig, TRMTrainConfig
 from deeploop.tasks.puzzles.data.board_text import BoardText
 from deeploop.tasks.puzzles.data.maze import build_maze

@@ -105,21 +105,24 @@ def test_a_folder_that_keeps_no_tokenizer_names_one(text, tmp_path):
         assert prepared(text, tmp_path / "b", tokenizer=str(asked)).tokenizer_name == "bytes"
 
 
-def test_what_is_prepared_is_not_trained_again(text, tmp_path, monkeypatch):
-    prepared(text, tmp_path / "a")
-    monkeypatch.setattr(prepare, "train_bpe", lambda *_: pytest.fail("trained again"))
-    prepared(text, tmp_path / "a")
+def test_what_is_prepared_is_not_trained_again(text, tmp_path):
+    corpus = prepared(text, tmp_path / "a")
+    assert prepare.tokenizer_for("bpe:300", [], tmp_path / "a").name == corpus.tokenizer_name
     with pytest.raises(ValueError, match=r"already holds a corpus with tokenizer 'bpe:300:.*not 'bpe:301'"):
         prepared(text, tmp_path / "a", tokenizer="bpe:301")
 
 
-def test_text_of_more_than_the_limit_is_thinned_out_evenly(monkeypatch):
+def test_text_of_more_than_the_limit_is_thinned_out_evenly_and_a_stream_is_cut(tmp_path, monkeypatch):
     texts = documents()
-    size = sum(len(text.encode()) for text in texts)
-    monkeypatch.setattr(prepare, "BPE_BYTES", size // 4 + 1)
-    assert list(prepare._thinned(texts)) == texts[::4]
-    assert list(prepare._first(iter(texts))) == texts[: len(list(prepare._first(iter(texts))))]
-    assert size / 4 <= sum(len(text.encode()) for text in prepare._first(iter(texts))) < size / 3
+    limit = sum(len(text.encode()) for text in texts) // 4 + 1
+    monkeypatch.setattr(prepare, "BPE_BYTES", limit)
+    even = prepare.tokenizer_for("bpe:300", texts, tmp_path)
+    assert even.name == train_bpe(texts[::4], 300).name
+    read = iter(texts)
+    first = prepare.tokenizer_for("bpe:300", read, tmp_path, stream=True)
+    taken = texts[: len(texts) - len(list(read))]
+    assert first.name == train_bpe(taken, 300).name != even.name
+    assert sum(len(text.encode()) for text in taken[:-1]) < limit <= sum(len(t.encode()) for t in taken)
 
 
 @pytest.mark.parametrize("damage", [lambda t: t[:-8], lambda t: t.replace("\n", "\nx ", 1), lambda t: "x"])

@@ -13,17 +13,17 @@ from deeploop.data.token_loader import PrefetchLoader, TokenLoader, validation_w
 
 
 class Counting:
-    """A stream whose token at place i is i, so that a window's first input is where it starts."""
+    """A stream whose token at place i is first + i, so that a window's first input is where it starts."""
 
-    def __init__(self, length):
-        self._length = length
+    def __init__(self, length, first=0):
+        self._length, self._first = length, first
 
     def __len__(self):
         return self._length
 
     def slice(self, start, stop):
         assert 0 <= start <= stop <= self._length
-        return np.arange(start, stop)
+        return np.arange(self._first + start, self._first + stop)
 
 
 def starts(loader, steps):

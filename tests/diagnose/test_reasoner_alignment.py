@@ -11,10 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from deeploop.diagnose.examine import Effort
 from deeploop.diagnose.reasoner import Probe, asked_exponent, examine_reasoner
 from deeploop.models.halting import act_loss
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Reasoner
-from deeploop.models.reasoner_config import PuzzleShape
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape, TRMConfig
 from deeploop.theory import DEEPLOOP, module_bound
 
 SHAPE = PuzzleShape(5, 3, 1)
@@ -40,7 +38,8 @@ def unrolled(model, probe, visible):
 
     Returns the parameters of one sublayer at each visit → (z_H, loss).
     """
-    config, x = model.config, model._input(probe.tokens, probe.puzzle, torch.float64)
+    config = model.config
+    x = config.width**0.5 * torch.cat((probe.puzzle[:, None], model.embedding(probe.tokens)), dim=1)
     roles = ["L"] * config.low_cycles + ["H"]
 
     def segment(name, visits):
@@ -134,3 +133,15 @@ def test_modules_without_the_papers_rule_have_no_bound():
         examine_reasoner(model, probe, horizon="last_call", sublayers=["mlp"])
     with pytest.raises(ValueError, match="name at least one of module L"):
         examine_reasoner(model, probe, horizon="last_call", sublayers=["stacks.H.blocks.0.mlp"])
+
+
+def test_visits_that_act_alike_reach_the_papers_worst_case():
+    """Under a large α and without an input from H or the board, the three calls of L are one: κ_g is R_g."""
+    model, probe = built(replace(HRM, depth=10**8, cycles=1))
+    with torch.no_grad():
+        for tensor in (model.embedding.weight, model.initial_high, probe.puzzle):
+            tensor.mul_(1e-6)
+    own = examine_reasoner(model, probe, horizon="last_cycle", effort=EXACT)["modules"]["L"]
+    assert own["kappa"] == pytest.approx(dense_kappa(model, probe, "L", 3), rel=1e-5)
+    assert own["kappa"] == pytest.approx(3, rel=0.01)
+    assert own["exponent"] == pytest.approx(0.5, abs=0.01)

@@ -5,10 +5,8 @@ import torch
 
 from deeploop.diagnose.visit_grads import flat, residual_sublayers, visit_gradients
 from deeploop.models.halting import act_loss
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Reasoner
-from deeploop.models.reasoner_config import PuzzleShape
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape, TRMConfig
 from deeploop.theory import HORIZONS
 
 SMALL = {"width": 16, "heads": 2, "hidden": 24}

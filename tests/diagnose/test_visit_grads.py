@@ -7,6 +7,7 @@ from torch import nn
 from deeploop.diagnose.examine import examine
 from deeploop.diagnose.visit_grads import Sublayer, flat, residual_sublayers, separate_visits, visit_gradients
 from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.nn.written import has_hooks
 
 torch.manual_seed(0)
 TOKENS = torch.randint(0, 50, (2, 8))
@@ -95,7 +96,7 @@ def test_the_model_is_left_as_it_was_even_by_an_error():
     after = dict(net.named_parameters())
     assert after.keys() == before.keys()
     assert all(after[name] is before[name] for name in before)
-    assert not any(module._forward_pre_hooks for module in net.modules())
+    assert not any(map(has_hooks, net.modules()))
 
 
 def test_an_examination_that_fails_leaves_the_model_as_it_was():

@@ -1,8 +1,10 @@
 """Local files through the stock configs: prompts are the stock ones, mistakes are one line."""
 
 import json
+import re
 import shutil
 from functools import partial
+from pathlib import Path
 
 import lm_eval.tasks
 import pytest
@@ -181,3 +183,15 @@ def test_no_network_is_one_line(monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", offline)
     with pytest.raises(ValueError, match=r"\(Couldn't reach the hub\); .* --data DIR$"):
         load_tasks(["piqa"])
+
+
+def test_the_pages_lines_write_files_that_data_reads(task_files, tmp_path, monkeypatch):
+    """docs/evaluation.md: the downloaded data sets, here the rows of files, become `--data eval_data`."""
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    (lines,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    original = load_tasks
+    monkeypatch.setattr("deeploop.eval.tasks.load_tasks", lambda names: original(names, task_files))
+    monkeypatch.chdir(tmp_path)
+    exec(lines, {})
+    assert sorted(path.name for path in (tmp_path / "eval_data").iterdir()) == sorted(NAMES)
+    assert prompts(original(NAMES, tmp_path / "eval_data"), 1) == prompts(original(NAMES, task_files), 1)

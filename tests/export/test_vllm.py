@@ -120,6 +120,15 @@ def test_greedy_tokens_and_their_log_probabilities_are_ours(name, tmp_path):
     assert_ours(gpt, greedy(engine(export(gpt, tmp_path))))
 
 
+def test_a_resized_vocabulary(tmp_path):
+    """Without the rows that pad ours to a multiple of 64."""
+    gpt = make_gpt(tied_head=False, unigram_bias=True)
+    model = DeepLoopForCausalLM.from_gpt(gpt)
+    model.resize_token_embeddings(300)
+    model.save_pretrained(tmp_path)
+    assert_ours(gpt, greedy(engine(str(tmp_path))))
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_other_rounds(recompute, tmp_path):
     gpt = make_gpt(recompute_alpha=recompute)

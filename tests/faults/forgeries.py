@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from deeploop.data import description
 from deeploop.data.shards import Corpus, write_shard
 from deeploop.data.token_loader import TokenLoader
 from deeploop.eval.requests import Request, Requests, load_scores, write_archive
@@ -34,7 +35,7 @@ from deeploop.report.runs import differing, find_runs
 from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.language.task import LanguageTask
 from deeploop.tasks.puzzles.data.loader import PuzzleLoader
-from deeploop.tasks.puzzles.data.sets import PuzzleSet, _content_hash, _digest
+from deeploop.tasks.puzzles.data.sets import PuzzleSet, content_hash
 from deeploop.tasks.puzzles.task import PuzzleTask
 from deeploop.train.checkpoint import load_checkpoint, load_tensors, read_state
 from deeploop.train.distributed import World, open_world
@@ -267,12 +268,12 @@ class Forgeries:
                 array = odd_array(np.load(copy / f"{name}.npy"), draw)
                 np.save(copy / f"{name}.npy", array)
                 facts["arrays"][name] = {
-                    "dtype": array.dtype.str, "shape": list(array.shape), "sha256": _digest(array)
+                    "dtype": array.dtype.str, "shape": list(array.shape), "sha256": description.digest(array)
                 }  # fmt: skip
             else:
                 facts = self.damage_json(facts, draw)
             if isinstance(facts, dict):
-                facts["hash"] = _content_hash(facts)
+                facts["hash"] = content_hash(facts)
             (copy / "puzzles.json").write_text(json.dumps(facts))
             puzzles = PuzzleSet.open(copy)
             puzzles.verify()

@@ -24,8 +24,7 @@ import deeploop.tasks.puzzles.evaluate  # noqa: F401  before the forks: each wou
 from deeploop.cli import main
 from deeploop.files import read_value
 from deeploop.models.reasoner import Reasoner
-from deeploop.models.reasoner_config import PuzzleShape
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import PuzzleShape, TRMConfig
 from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.puzzles.data.sets import PuzzleSet
 from deeploop.tasks.puzzles.data.sudoku import build_sudoku

@@ -70,6 +70,8 @@ def test_a_meta_model_gets_its_weights_and_tables_from_init_weights():
         ({"rule": "prenorm"}, dict.fromkeys(("o", "down"), 1 / 2)),  # √K = 2
         ({"rule": "postnorm"}, dict.fromkeys(("o", "down"), 1 / 2)),
         ({"rule": "prenorm:shrink=off"}, {}),
+        ({"rule": "averaged"}, {}),
+        ({"rule": "factored"}, {}),
         ({}, dict.fromkeys(BRANCH, 1 / 8)),  # β = (8·8)^-½
         ({"rule": "deeploop:gate=off"}, dict.fromkeys(BRANCH - {"gate"}, 1 / 8)),
         ({"rule": "deeploop:shrink=on"}, dict.fromkeys(BRANCH, 1 / 8) | dict.fromkeys(("o", "down"), 1 / 16)),

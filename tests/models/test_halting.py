@@ -21,10 +21,8 @@ from deeploop.models.halting import (
     solve,
     supervise,
 )
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Carry, Reasoner, Segment
-from deeploop.models.reasoner_config import PuzzleShape
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape, TRMConfig
 from deeploop.nn import stablemax_cross_entropy
 
 HRM = HaltingConfig(segments=4)

@@ -21,6 +21,7 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.context import Context
 from deeploop.nn.layers import CausalSelfAttention
+from deeploop.nn.written import difference
 from deeploop.tasks.chat.template import DEFAULT
 
 transformers = pytest.importorskip(
@@ -398,21 +399,35 @@ def test_rounds_of_one_call_of_generate(gpt, folder):
 
 @torch.no_grad()
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("words", [250, 300, 400])
-def test_another_vocabulary(tied, words, tokens, tmp_path):
+@pytest.mark.parametrize("words", [250, 257, 300, 400])
+@pytest.mark.parametrize("mean", [True, False])
+def test_another_vocabulary(tied, words, mean, tokens, tmp_path):
+    """Exactly as many rows as words, here and in the file."""
     gpt = make_gpt(tied_head=tied, unigram_bias=True)
     model = DeepLoopForCausalLM.from_gpt(gpt)
     before = our_logits(gpt, tokens % 250)
-    assert model.resize_token_embeddings(257) is model.get_input_embeddings()
-    model.resize_token_embeddings(words)
+    assert model.resize_token_embeddings() is model.get_input_embeddings()
+    assert len(model.get_input_embeddings().weight) == 320
+    model.resize_token_embeddings(words, mean_resizing=mean)
     kept = min(words, 257)
     after = model(tokens % 250).logits
     assert after.shape[-1] == words
-    assert torch.equal(after[..., :kept], before[..., :kept])
+    torch.testing.assert_close(after[..., :kept], before[..., :kept])
+    rows = {
+        n: p for n, p in model.named_parameters() if n.split(".")[1] in ("embedding", "head", "output_bias")
+    }
+    assert [len(p) for p in rows.values()] == [words] * (2 if tied else 3)
+    if words > 257:  # as the old rows, not as torch draws them
+        for name, p in rows.items():
+            new, old = p[257:], p[:257]
+            assert (new == old.min()).all() if p.ndim == 1 else 0 < new.std() < 1.1 * old.std(), name
+            assert p.ndim == 1 or (new.std() > 0.9 * old.std()) == (not mean), name
     model.save_pretrained(tmp_path)
     loaded = DeepLoopForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(loaded(tokens % 250).logits, after)
     assert (model.get_output_embeddings() is None) == tied
+    loaded.model.resize_token_embeddings(words + 1, pad_to_multiple_of=64)
+    assert loaded(tokens % 250).logits.shape[-1] == loaded.config.vocab_size == -(-(words + 1) // 64) * 64
 
 
 def test_a_class_from_the_folder_s_code_is_saved(folder, tmp_path):
@@ -543,12 +558,13 @@ def test_attention_weights_of_every_visit(folder, tokens):
         torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, 20))
 
 
-def test_gradient_checkpointing_gives_the_same_gradients(folder, tokens):
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_gives_the_same_gradients(reentrant, folder, tokens):
     def backward(model):
         calls = []
         for block in model.model.blocks:
             block.register_forward_pre_hook(lambda *_: calls.append(1))
-        out = model(tokens, labels=tokens, output_hidden_states=True)
+        out = model(tokens, labels=tokens, use_cache=True, output_hidden_states=True)
         assert len(out.hidden_states) == 7
         out.loss.backward()
         return len(calls), {name: p.grad for name, p in model.named_parameters()}
@@ -556,17 +572,23 @@ def test_gradient_checkpointing_gives_the_same_gradients(folder, tokens):
     load = transformers.AutoModelForCausalLM.from_pretrained
     calls, expected = backward(load(folder).train())
     model = load(folder).train()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     assert model.is_gradient_checkpointing
     again, found = backward(model)
-    assert (calls, again) == (6, 6 + 5)  # all but the last visit twice
+    assert (calls, again) == (6, 12)
     for name, grad in expected.items():
         torch.testing.assert_close(found[name], grad)
+    with pytest.raises(ValueError, match="past_key_values: must be None"):
+        model(tokens, past_key_values=transformers.DynamicCache())
     model.gradient_checkpointing_disable()
     assert not model.is_gradient_checkpointing
-    assert model.model.gpt.recompute == "off"
-    with pytest.raises(ValueError, match="every_n_layers=2: must be 1"):
-        model.gradient_checkpointing_enable(every_n_layers=2)
+    assert backward(model)[0] == 6
+
+
+def test_a_wrapped_model_keeps_what_its_kernels_know():
+    gpt = make_gpt()
+    DeepLoopForCausalLM.from_gpt(gpt)
+    assert not any(difference(block) for block in gpt.blocks)
 
 
 LORA = ["q", "v"]  # as docs/serving.md says

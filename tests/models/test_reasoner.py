@@ -7,10 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Carry, Reasoner, swiglu_hidden
-from deeploop.models.reasoner_config import PuzzleShape
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape, TRMConfig
 from deeploop.nn.residual import ScaledResidual
 from deeploop.theory import HORIZONS
 
@@ -191,7 +189,10 @@ def test_trm_over_the_sequence_mixes_and_normalises_along_it():
 def test_puzzle_positions_hold_the_vector_then_zeros():
     model = Reasoner(TRMConfig(**SMALL, puzzle_positions=4), SHAPE)
     tokens, puzzle = batch()
-    x = model._input(tokens, puzzle, puzzle.dtype)
+    read = []
+    with model.stacks["shared"].register_forward_pre_hook(lambda _, given: read.append(given[1])):
+        model(Carry(*(torch.zeros_like(state) for state in model.initial(3))), tokens, puzzle)
+    x = read[0]  # of the first call, after states of zeros
     assert x.shape == (3, 13, 16)
     assert torch.equal(x[:, 0], 4 * puzzle)
     assert x[:, 1:4].abs().max() == 0

@@ -12,9 +12,8 @@ from deeploop.accelerate import install, known
 from deeploop.config.run import DeviceConfig
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.gpt import Block
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Reasoner, Stack
-from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape
 from deeploop.nn import kernels
 from deeploop.nn.context import Context
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, SwiGLU, rotary_table

@@ -11,8 +11,8 @@ from torch import nn
 
 from deeploop.accelerate import install
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Stack
+from deeploop.models.reasoner_config import HRMConfig
 from deeploop.nn import fp8
 from deeploop.nn.context import Context
 from deeploop.nn.documents import document_bounds, document_mask, document_positions, documents_of
@@ -382,9 +382,9 @@ def test_the_chain_is_the_loop_with_fp8_products(
     assert bound is None or fmean(apart) < bound
 
 
-def reasoner_stack(p, blocks, width=64, hidden=96):
+def reasoner_stack(rule, blocks, width=64, hidden=96):
     """Blocks of HRM, x ← N(α·x + f(x)) without a gain, their rotary tables, and an input of two boards."""
-    config = HRMConfig(width=width, heads=width // 32, hidden=hidden, low_blocks=blocks, p=p)
+    config = HRMConfig(width=width, heads=width // 32, hidden=hidden, low_blocks=blocks, rule=rule)
     stack = Stack(config, "L", 16).to(DEVICE)
     generator = torch.Generator().manual_seed(0)
     init_truncated_(list(stack.parameters()), std=width**-0.5, generator=generator)
@@ -402,11 +402,16 @@ def by_hand(dy, q, k, v, y, lse):
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    ("p", "blocks", "rotates", "bound"),
-    [(0.5, 1, False, 0.55), (0.0, 2, False, None), (0.5, 1, True, 0.55), (0.0, 2, True, None)],
+    ("rule", "blocks", "rotates", "bound"),
+    [
+        ("deeploop", 1, False, 0.55),
+        ("postnorm", 2, False, None),
+        pytest.param("deeploop", 1, True, 0.55, marks=pytest.mark.sample),
+        ("postnorm", 2, True, None),
+    ],
 )
 def test_a_reasoners_chain_is_its_stack_with_fp8_products(
-    p, blocks, rotates, bound, monkeypatch, multiplied, right_rounding
+    rule, blocks, rotates, bound, monkeypatch, multiplied, right_rounding
 ):
     """Of calls with a gradient: post-normalised blocks, attention that sees all. `bound` is as above; with
     α = 1 the last bits of bf16 move so many roundings that only the size of the error can be compared.
@@ -420,7 +425,7 @@ def test_a_reasoners_chain_is_its_stack_with_fp8_products(
     if DEVICE == "cpu":
         monkeypatch.setattr(attention, "attend_backward", by_hand)
     width = 256 if rotates else 64
-    stack, pairs, rotary, x = reasoner_stack(p, blocks, width, 128 if rotates else 96)
+    stack, pairs, rotary, x = reasoner_stack(rule, blocks, width, 128 if rotates else 96)
     if rotates and DEVICE == "cuda":  # cuDNN's attention needs bf16, of which the interpreter has no product
         x, bound = x.bfloat16(), None  # modules do not emulate a stream in bf16
     x.requires_grad_()
@@ -458,12 +463,12 @@ def test_a_reasoners_chain_is_its_stack_with_fp8_products(
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("positions", "p"), [(None, 0.0), (2, 0.0), (None, 0.5)])
-def test_calls_without_a_gradient_have_fp8_products(positions, p, right_rounding):
+@pytest.mark.parametrize(("positions", "rule"), [(None, "postnorm"), (2, "postnorm"), (None, "deeploop")])
+def test_calls_without_a_gradient_have_fp8_products(positions, rule, right_rounding):
     """FP8's error equals that of its emulation; states are rounded before their norm."""
     from deeploop.nn.kernels import forward
 
-    stack, pairs, rotary, x = reasoner_stack(p, 2, width=256, hidden=128)
+    stack, pairs, rotary, x = reasoner_stack(rule, 2, width=256, hidden=128)
     assert all(map(forward.fits, pairs))
     x = x if DEVICE == "cpu" else x.bfloat16()
     narrow = torch.float32 if DEVICE == "cpu" else torch.bfloat16  # the interpreter has no bf16 product

@@ -13,9 +13,8 @@ from torch import nn
 from deeploop.accelerate import install, known
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.gpt import Block
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Reasoner, ReasonerBlock, Stack
-from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape
 from deeploop.nn import kernels
 from deeploop.nn.context import Context
 from deeploop.nn.documents import document_bounds, document_mask, document_positions, documents_of
@@ -175,22 +174,41 @@ def test_a_stack_is_its_blocks(positions, heads):
             assert (found - exact).norm() < allowed + more
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("q_only", [False, True])
-def test_a_reasoner_on_the_kernels_is_the_reasoner(monkeypatch, q_only):
+@pytest.fixture
+def entered(monkeypatch):
+    """What `install.py` installs is called on a CPU too, in Triton's interpreter, as on a Hopper GPU."""
     from deeploop.nn.kernels import forward
 
     runs = []
-    run = forward.run
-    monkeypatch.setattr(forward, "run", lambda *given, **how: runs.append(given) or run(*given, **how))
-    config, shape = HRMConfig(width=256, heads=4, hidden=128), PuzzleShape(6, 100, 1)
-    model, plain = (Reasoner(config, shape, seed=1).cuda() for _ in range(2))
+
+    def run(*given, real=forward.run, **how):
+        runs.append(given)
+        if DEVICE == "cpu":  # the interpreter has no bf16 product
+            given = [torch.float32 if each is torch.bfloat16 else each for each in given]
+        with torch.autocast("cpu", enabled=False):
+            return real(*given, **how)
+
+    monkeypatch.setattr(forward, "run", run)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(install, "_applies", lambda x, *extras: all(extra is None for extra in extras))
+        monkeypatch.setattr(install, "on_hopper", lambda x: True)
+        monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
+    return runs
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("q_only", [False, True])
+def test_a_reasoner_on_the_kernels_is_the_reasoner(entered, q_only):
+    length = 100 if DEVICE == "cuda" else 9
+    config, shape = HRMConfig(width=256, heads=4, hidden=128), PuzzleShape(6, length, 1)
+    model, plain = (Reasoner(config, shape, seed=1).to(DEVICE) for _ in range(2))
     with torch.no_grad():
         for each in (model, plain):
             each.halting.weight.copy_(plain.head.weight[:2])
     assert install.install_rounds(model)
-    given = model.initial(3), torch.randint(6, (3, 100), device="cuda"), torch.zeros(3, 256, device="cuda")
-    with torch.autocast("cuda", torch.bfloat16):
+    tokens = torch.randint(6, (3, length), device=DEVICE)
+    given = model.initial(3), tokens, torch.zeros(3, 256, device=DEVICE)
+    with torch.autocast(DEVICE, torch.bfloat16):
         for grad in (False, True):  # with a gradient the first calls still have none
             with torch.set_grad_enabled(grad):
                 ours, theirs = (each(*given, q_only=q_only) for each in (model, plain))
@@ -203,7 +221,33 @@ def test_a_reasoner_on_the_kernels_is_the_reasoner(monkeypatch, q_only):
                 assert a.shape == b.shape
                 assert a.dtype == b.dtype
                 assert (a.float() - b.float()).norm() <= 0.1 * b.float().norm()
-    assert len(runs) == (6 + 4 if kernels.on_hopper(given[1]) else 0)
+    assert len(entered) == (6 + 4 if install.on_hopper(tokens) else 0)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_a_model_on_the_kernels_is_the_model(entered, precision, right_rounding):
+    """By its chain of rounds, and block by block."""
+    config = GPTConfig(
+        blocks=1, rounds=2, width=32, heads=2, hidden=48, vocabulary=64, context=16, injection="add"
+    )
+    torch.manual_seed(0)
+    plain = LoopedGPT(config).to(DEVICE)
+    for parameter in plain.blocks.parameters():
+        nn.init.normal_(parameter, std=0.3) if parameter.ndim == 2 else None
+    chain, single = (copy.deepcopy(plain) for _ in range(2))
+    low = install.LowPrecision(fp8=precision == "fp8")
+    assert install.install_rounds(chain, low)
+    assert all(install.install(block, low) for block in single.blocks)
+    tokens = torch.randint(64, (2, 16), device=DEVICE)
+    found = []
+    for model in (plain, chain, single):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            states = model(tokens).states
+        found.append((states, *torch.autograd.grad(states.pow(3).sum(), list(model.blocks.parameters()))))
+    for other in found[1:]:
+        for a, b in zip(other, found[0], strict=True):
+            assert 0 < (a - b).norm() < (0.5 if low.fp8 else 0.08) * b.norm()
 
 
 @pytest.mark.parametrize(("capability", "hopper"), [((9, 0), True), ((8, 9), False), ((10, 0), False)])

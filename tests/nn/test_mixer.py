@@ -8,7 +8,7 @@ import torch
 
 from deeploop.accelerate import known
 from deeploop.models.reasoner import Stack
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import TRMConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter has no bf16 product
@@ -18,10 +18,10 @@ B, T, WIDTH = 2, 19, 256
 NO_ROTARY = torch.ones(T, 16), torch.zeros(T, 16)
 
 
-@pytest.fixture(params=[0.0, 0.5], ids=["published", "deeploop"])
+@pytest.fixture(params=["postnorm", "deeploop"])
 def made(request):
     """Two blocks, the same in float64, and what enters them."""
-    config = TRMConfig(mixer="mlp", width=WIDTH, heads=8, hidden=256, p=request.param)
+    config = TRMConfig(mixer="mlp", width=WIDTH, heads=8, hidden=256, rule=request.param)
     torch.manual_seed(0)
     stack, exact = (Stack(config, "shared", T).to(DEVICE) for _ in range(2))
     exact.load_state_dict(stack.state_dict())

@@ -7,6 +7,7 @@ from dataclasses import replace
 from decimal import Decimal as D
 from itertools import pairwise
 from math import sqrt
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,13 @@ KNOWN = {
     "the 16 cells sum to 3,700 GPU-hours",  # 3,734
     "+3.25 is roughly a 6σ effect",  # 6.5σ for one run, 4.6σ for a difference of two
     "the published HRM has M_g = 24",  # its code has 16
+}
+# "Approximately 3,700" and "roughly 6σ" hold loosely; averages, as printed or as means of the printed tasks.
+ONE_READING = {
+    "small 0-shot R=5: average moves by +0.15",
+    "medium 1-shot R=1: average moves by -0.16",
+    "the 16 cells sum to 3,700 GPU-hours",
+    "+3.25 is roughly a 6σ effect",
 }
 # Their numbers are in the theory, not among the published values.
 OF_THE_THEORY = {"the published HRM has M_g = 24", "M_g = 24 when the whole last cycle has gradients"}
@@ -244,8 +252,14 @@ def claims():
 
 
 def test_all_but_the_known_twelve_hold():
-    assert {name for name, holds in claims().items() if not holds} == KNOWN
-    assert len(KNOWN) == 12
+    """docs/paper.md says how many, and that some of them hold as the paper words them."""
+    found = claims()
+    assert {name for name, holds in found.items() if not holds} == KNOWN
+    assert KNOWN > ONE_READING
+    counts = [len(found), len(KNOWN - ONE_READING), len(ONE_READING)]
+    assert [round(counts[0], -1), *counts[1:]] == [160, 8, 4]
+    page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text(encoding="utf-8")
+    assert "Of some 160, eight do not hold, and four hold under one reading only" in page
 
 
 def test_every_claim_can_fail(monkeypatch):

@@ -130,7 +130,7 @@ def test_a_long_label_is_broken_to_fit_a_phone() -> None:
 
 
 def test_marks_of_a_panel_are_drawn() -> None:
-    line = Line([1, 2], [3.0, 4.0], "own", ends=([2.5, 3.5], [3.2, 4.2]))
+    line = Line([1, 2], [3.0, 4.0], "own")
     panel = Panel([line], level=(3.5, "floor"), at=(2, "trained"), shaded=(1, 1.5), right=("bits", 2.0),
                   texts=[(1, 4, "here", "#000000")], x_ticks={1: "one"}, y_range=(2, 5))  # fmt: skip
     (axes,) = plots.draw(Chart("own", "", [panel])).axes
@@ -145,8 +145,3 @@ def test_running_mean_against_definition() -> None:
     expected = [sum(values[max(0, i - 2) : i + 1]) / len(values[max(0, i - 2) : i + 1]) for i in range(6)]
     assert plots.running_mean(values, 3) == expected
     assert plots.running_mean(values, 1) == values
-
-
-def test_series_leaves_out_what_was_not_recorded() -> None:
-    records = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}, {"step": 3}, {"step": 4, "loss": 1.0}]
-    assert plots.series(records, "loss") == ([1, 4], [2.0, 1.0])

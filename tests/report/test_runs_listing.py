@@ -10,8 +10,8 @@ import pytest
 from deeploop.cli import main
 from deeploop.commands.runs import RunsArgs, run
 from deeploop.config import old_names
-from deeploop.config.json import to_dict
-from deeploop.report.runs import DEFINING, differing, find_runs, flatten, read_history, read_run
+from deeploop.config.json import flatten, to_dict
+from deeploop.report.runs import DEFINING, differing, find_runs, read_history, read_run
 from deeploop.runs import sweeps
 from deeploop.runs.packed import opened
 from deeploop.tasks.language.config import TrainConfig

@@ -83,7 +83,6 @@ def test_exponents_are_slopes_over_rounds_at_fixed_blocks(p):
 
     assert float(sum_exponent(p)) == slope(lambda N: critical_sum(N, rule, 512))
     assert float(ramp_exponent(p)) == slope(lambda N: critical_ramp(N, rule, 512))
-    assert sum_exponent(p, factors=1) == ramp_exponent(p)
 
 
 def test_the_papers_exponent_asks_for_a_ramp_that_falls_as_the_root_of_r():

@@ -1,5 +1,7 @@
 """Pages, figures and assets/rules.json are those that docs/results makes: texts to the byte."""
 
+import json
+
 import pytest
 
 from deeploop.report.plots import RULE_COLOURS
@@ -49,3 +51,12 @@ def test_the_picture_shows_what_readme_says():
     lowest, second = sorted(means.values())[:2]
     assert means[labels["DeepLoop"]] == lowest
     assert round(second - lowest, 3) == 0.006
+
+
+def test_counts_of_a_steep_ramp_are_those_of_its_runs():
+    folder = RESULTS / "demo-collapse"
+    page, rows = (folder / "README.md").read_text(), json.loads((folder / "seeds.json").read_text())
+    for written in ("pre-norm", "DeepNorm p = ¼", "DeepLoop p = ½"):
+        method = written.replace("p = ¼", "p=1/4").replace("p = ½", "p=1/2")
+        ends = [row["validations"][-1]["verdict"] for row in rows if row["method"] == method]
+        assert f"| {written} | {ends.count('escaped')} of {len(ends)} |" in page

@@ -1,13 +1,17 @@
 """docs/paper.md: its commands run, its costs are those of the dry runs, the code that it names is there."""
 
 import importlib
+import json
 import re
 import shlex
+from fnmatch import fnmatchcase
 
 import pytest
 
 import deeploop
 from deeploop.cli import main
+from deeploop.runs.folder import load_reasoner_config
+from deeploop.runs.packed import opened, subfolders
 from research import DOCS, ROOT
 
 TEXT = (DOCS / "paper.md").read_text(encoding="utf-8")
@@ -49,6 +53,19 @@ def test_costs_are_those_of_the_dry_runs(row, capsys):
     assert dry_run(capsys, sweep, "--scale", "laptop")[-1] == laptop
 
 
+def test_the_row_of_table_3_has_the_papers_alpha():
+    """Its runs on 6 × 6 Sudoku: N_g = 6 at C_L = 2, α = 3.46; those of the last call have 2.83."""
+    folder = DOCS / "results" / "sudoku6"
+    entry = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    (row,) = entry["paper"]
+    (ours,) = re.findall(r"{(\w+):", row["ours"])
+    pattern = entry["values"][ours]["minus"][0]["of"]
+    runs = [run for run in subfolders(folder) if fnmatchcase(run.name, pattern)]
+    alphas = [load_reasoner_config(opened(run)).model.scales_of("L").alpha for run in runs]
+    assert alphas == pytest.approx([12**0.5] * 2)
+    assert "α = 3.46" in row["what"]
+
+
 def test_the_code_is_where_the_page_says():
     package = importlib.resources.files(deeploop)
     assert len(CODE) >= 8
@@ -61,8 +78,13 @@ def test_the_code_is_where_the_page_says():
 
 def test_nothing_is_called_the_papers_that_it_does_not_state():
     """The paper has no table of hyper-parameters: rates, warm-up and optimizer are its lineage's."""
-    words = "rate|warm-?up|optimizer|heads|betas|decay|clip|init std|QK-norm|SwiGLU"
+    words = "rate|warm-?up|ramp|recipe|values|code|optimizer|heads|betas|decay|clip|init std|QK-norm|SwiGLU"
     never = rf"paper's (peak |learning )?({words})\b"
-    files = [*(ROOT / "src").rglob("*.py"), *DOCS.glob("*.md"), ROOT / "README.md"]
+    files = [
+        *(ROOT / "src").rglob("*.py"),
+        *DOCS.rglob("*.md"),
+        *DOCS.rglob("results.json"),
+        ROOT / "README.md",
+    ]
     found = [path.name for path in files if re.search(never, path.read_text(encoding="utf-8"), re.I)]
     assert not found

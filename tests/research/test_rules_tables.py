@@ -111,7 +111,6 @@ def test_a_best_rate_at_an_edge_gives_a_bound(tmp_path):
 
 
 def test_gain_over_prenorm_and_its_growth_are_taken_seed_by_seed(tmp_path):
-    assert tables.tokens(tmp_path) == tables.NOT_RUN
     gains = {1: (0.0, 0.02), 7: (0.05, 0.09)}
     runs = []
     for R, by_seed in gains.items():
@@ -128,7 +127,6 @@ def test_gain_over_prenorm_and_its_growth_are_taken_seed_by_seed(tmp_path):
 
 
 def test_escapes_under_muon_stand_beside_those_under_adamw(tmp_path):
-    assert tables.muon_escape(tmp_path) == tables.NOT_RUN
     for folder, fallen in (("muon-escape", ()), ("p-sweep", (0, 1))):
         for seed in (0, 1):
             similarity, loss = (1.0, FLOOR) if seed in fallen else (0.2, 2.0)

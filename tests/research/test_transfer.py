@@ -209,14 +209,13 @@ def test_every_rate_lost(tmp_path):
     views.transfer_figure(only_study(tmp_path))
 
 
-def test_a_study_without_a_trained_cell_has_tables_and_no_figure(tmp_path):
+def test_a_study_without_a_trained_cell_has_tables(tmp_path):
     rounds = (1, 4, 16)
     lost = {(R, p, 0) for R in rounds for p in PEAKS}
     write_rule(tmp_path, "deeploop", lambda R: 4e-3, rounds=rounds, seeds=(0,), lost=lost)
     study = only_study(tmp_path)
-    assert views.rules_table(study, "a").rows[0][1:4] == ["–", "–", "–"]
-    assert {cell for row in views.losses_table(study, "a").rows for cell in row[2:]} == {"lost"}
-    assert views.transfer_figure(study) is None
+    assert views.rules_table(study).rows[0][1:4] == ["–", "–", "–"]
+    assert {cell for row in views.losses_table(study).rows for cell in row[2:]} == {"lost"}
 
 
 def test_a_diverged_run_is_lost_and_a_broken_one_is_absent(tmp_path):
@@ -278,12 +277,12 @@ def test_the_tables_and_the_figure_show_it(tmp_path):
     write_rule(tmp_path, "prenorm", lambda R: 5e-3 * R**-0.25, lost={(16, 1.6e-2, 0)})
     study = only_study(tmp_path)
     assert "these keep it: flat; do not: pre-norm." in views.caption(study)
-    table = views.rules_table(study, "a")
+    table = views.rules_table(study)
     rows = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
     assert rows["flat"]["keeps its rate?"] == "transfers"
     assert rows["pre-norm"]["slope"] == "-0.250"
     assert rows["pre-norm"]["η* R=16"].startswith("2.50e-03")
-    table = views.losses_table(study, "a")
+    table = views.losses_table(study)
     cells = {tuple(row[:2]): dict(zip(table.header, row, strict=True)) for row in table.rows}
     assert cells["pre-norm", "16"]["0.016"].endswith("(1 of 3 lost)")
     panels = {axes.get_title(): axes for axes in views.transfer_figure(study).axes}

@@ -272,48 +272,58 @@ class Stop:
     requested = False
 
 
-@pytest.fixture
-def run_fakes(small, monkeypatch):
-    """Runs the one cell with a shell line in place of training."""
-
-    def run(line, **options):
-        folder, cell = small()
-        monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
-        asked = folder.next_command
-        shell = lambda cell: asked(cell) and ["sh", "-c", line.format(run=folder.run_folder(cell))]  # noqa: E731
-        monkeypatch.setattr(folder, "next_command", shell)
-        local = launch.Local(folder, [{}], options.get("keep_weights", True), lambda running: None)
-        local.run(Stop())
-        return folder, cell, local.failed
-
-    return run
-
-
 RECORD = '{{"kind": "validation", "step": 4}}'
 FINISH = f"mkdir -p {{run}}/checkpoints/step-00000004; echo '{RECORD}' > {{run}}/metrics.jsonl"
 
 
-def test_after_its_minutes_a_sweep_starts_nothing_but_finishes_what_it_began(tmp_path, monkeypatch):
-    grid = Grid("own", "tiny", along("seed", [0, 1]), {"optim.steps": 4, "optim.warmup_steps": 2})
-    folder = SweepFolder(tmp_path, grid, grid.cells())
-    asked, eval_done = folder.next_command, tmp_path / "scored"
+class Fakes(SweepFolder):
+    """Cells over seeds whose processes run a line of shell in place of what they still need."""
 
-    def command(cell):
-        run = folder.run_folder(cell)
-        if asked(cell):
-            return ["sh", "-c", "sleep 0.2;" + FINISH.format(run=run)]
-        return None if eval_done.exists() else ["touch", str(eval_done)]
+    def __init__(self, out, line, cells=1):
+        grid = Grid("own", "tiny", along("seed", range(cells)), {"optim.steps": 4, "optim.warmup_steps": 2})
+        super().__init__(out, grid, grid.cells())
+        self.line = line
 
-    monkeypatch.setattr(folder, "next_command", command)
+    def next_command(self, cell):
+        line = self.line if isinstance(self.line, str) else self.line(cell.name)
+        command = super().next_command(cell)
+        return command and ["sh", "-c", line.format(run=self.run_folder(cell), out=self.out)]
+
+    def run(self, slots=({},), **options):
+        local = launch.Local(
+            self, [*slots], options.pop("keep_weights", True), lambda running: None, **options
+        )
+        local.run(Stop())
+        return local
+
+    def states(self):
+        return [self.progress(cell).state for cell in self.cells]
+
+
+@pytest.fixture(autouse=True)
+def polls(monkeypatch):
     monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
-    local = launch.Local(folder, [{}], True, lambda running: None, minutes=0.1 / 60)
-    local.run(Stop())
-    assert local.failed == {}
-    assert eval_done.exists()
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """The words that a record names as the command."""
+    return lambda *words: monkeypatch.setattr(sys, "argv", ["deeploop", "sweep", *words])
+
+
+def test_after_its_minutes_a_sweep_starts_nothing_but_finishes_what_it_began(tmp_path):
+    scored = tmp_path / "scored"
+
+    class Scored(Fakes):
+        def next_command(self, cell):
+            return super().next_command(cell) or (None if scored.exists() else ["touch", str(scored)])
+
+    folder = Scored(tmp_path, "sleep 0.2;" + FINISH, cells=2)
+    assert folder.run(minutes=0.1 / 60).failed == {}
+    assert scored.exists()
     assert not folder.log_file(folder.cells[1]).exists()
-    local.minutes = None
-    local.run(Stop())
-    assert all(folder.progress(cell).state == "finished" for cell in folder.cells)
+    folder.run()
+    assert folder.states() == ["finished"] * 2
 
 
 def test_minutes_are_for_this_machine():
@@ -321,11 +331,11 @@ def test_minutes_are_for_this_machine():
         SweepArgs(name="p-sweep", minutes=5, launcher="slurm")
 
 
-def test_weights_are_dropped_when_the_cell_is_finished(run_fakes):
-    folder, cell, failed = run_fakes(FINISH, keep_weights=False)
-    assert failed == {}
-    assert folder.progress(cell).state == "finished"
-    assert not (folder.run_folder(cell) / "checkpoints").exists()
+def test_weights_are_dropped_when_the_cell_is_finished(tmp_path):
+    folder = Fakes(tmp_path, FINISH)
+    assert folder.run(keep_weights=False).failed == {}
+    assert folder.states() == ["finished"]
+    assert not (folder.run_folder(folder.cells[0]) / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(
@@ -337,32 +347,35 @@ def test_weights_are_dropped_when_the_cell_is_finished(run_fakes):
         ("true", "no progress"),  # else it would be started again for ever
     ],
 )
-def test_why_a_cell_failed_is_kept(run_fakes, line, error):
-    folder, cell, failed = run_fakes(line)
-    assert failed == {"seed0": error}
-    assert json.loads(exit_file(folder.run_folder(cell)).read_text())["error"] == error
-    assert folder.progress(cell).state == "failed"
-    assert read_run(folder.run_folder(cell)).state == "failed"
+def test_why_a_cell_failed_is_kept(tmp_path, line, error):
+    folder = Fakes(tmp_path, line)
+    run = tmp_path / "seed0"
+    assert folder.run().failed == {"seed0": error}
+    assert json.loads(exit_file(run).read_text())["error"] == error
+    assert folder.states() == [read_run(run).state] == ["failed"]
 
 
 HALF = 'mkdir -p {run}; echo \'{{"kind": "train", "step": 2}}\' > {run}/metrics.jsonl'
 
 
 @pytest.mark.parametrize("code", [129, 130, 143])
-def test_a_cell_that_somebody_told_to_stop_goes_on(run_fakes, code):
-    folder, cell, failed = run_fakes(f"[ -e {{run}} ] || {{{{ {HALF}; exit {code}; }}}}; {FINISH}")
-    assert failed == {}
-    assert folder.progress(cell).state == "finished"
+def test_a_cell_that_somebody_told_to_stop_goes_on(tmp_path, code):
+    folder = Fakes(tmp_path, f"[ -e {{run}} ] || {{{{ {HALF}; exit {code}; }}}}; {FINISH}")
+    assert folder.run().failed == {}
+    assert folder.states() == ["finished"]
 
 
-def test_a_cell_fails_by_its_exit_code_whatever_it_prints(run_fakes):
-    folder, cell, failed = run_fakes(FINISH + "; echo deeploop train: error: only a word; exit 0")
-    assert failed == {}
-    assert folder.progress(cell).state == "finished"
-    (folder.run_folder(cell) / "metrics.jsonl").unlink()
-    assert folder.progress(cell).state == "absent"  # it printed the same
-    launch.start(["true"], folder.run_folder(cell), {}).wait()
-    assert not exit_file(folder.run_folder(cell)).exists()  # it was the attempt's before
+def test_a_cell_fails_by_its_exit_code_whatever_it_prints(tmp_path):
+    folder, run = (
+        Fakes(tmp_path, FINISH + "; echo deeploop train: error: only a word; exit 0"),
+        tmp_path / "seed0",
+    )
+    assert folder.run().failed == {}
+    assert folder.states() == ["finished"]
+    (run / "metrics.jsonl").unlink()
+    assert folder.states() == ["absent"]  # it printed the same
+    launch.start(["true"], run, {}).wait()
+    assert not exit_file(run).exists()  # it was the attempt's before
 
 
 # Takes one of the device's places in memory, and holds it until two were turned away.
@@ -375,67 +388,44 @@ CROWDED = (
 )
 
 
-def crowd(tmp_path, monkeypatch, cells, room):
+def crowd(out, cells, room):
     """Cells, of which each device has room for `room`."""
-    grid = Grid("own", "tiny", along("seed", range(cells)), {"optim.steps": 4, "optim.warmup_steps": 2})
-    folder = SweepFolder(tmp_path, grid, grid.cells())
-    asked, places = folder.next_command, " ".join(map(str, range(room)))
-
-    def command(cell):
-        line = CROWDED.format(out=tmp_path, places=places, full=OUT_OF_MEMORY)
-        return asked(cell) and ["sh", "-c", line + FINISH.format(run=folder.run_folder(cell))]
-
-    monkeypatch.setattr(folder, "next_command", command)
-    monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
-    return folder
+    places = " ".join(map(str, range(room)))
+    return Fakes(
+        out, CROWDED.replace("{places}", places).replace("{full}", str(OUT_OF_MEMORY)) + FINISH, cells
+    )
 
 
 @pytest.mark.parametrize(("room", "slots", "failed"), [(2, 4, 0), (1, 3, 0), (0, 3, 6)])
-def test_a_full_card_takes_fewer_cells_at_a_time(tmp_path, monkeypatch, room, slots, failed):
-    folder = crowd(tmp_path, monkeypatch, 6, room)
-    local = launch.Local(folder, [{}] * slots, True, lambda running: None)
-    local.run(Stop())
+def test_a_full_card_takes_fewer_cells_at_a_time(tmp_path, room, slots, failed):
+    folder = crowd(tmp_path, 6, room)
+    local = folder.run([{}] * slots)
     assert len(local.given_up) == 2
     assert len(local.failed) == failed
-    assert sum(folder.progress(cell).state == "finished" for cell in folder.cells) == 6 - failed
+    assert folder.states().count("finished") == 6 - failed
 
 
-def test_one_full_card_is_not_another(tmp_path, monkeypatch):
-    folder = crowd(tmp_path, monkeypatch, 7, 1)
-    slots = [{"CUDA_VISIBLE_DEVICES": device} for device in "0010"]
-    local = launch.Local(folder, slots, True, lambda running: None)
-    local.run(Stop())
+def test_one_full_card_is_not_another(tmp_path):
+    local = crowd(tmp_path, 7, 1).run([{"CUDA_VISIBLE_DEVICES": device} for device in "0010"])
     assert len(local.given_up) == 2
     assert 2 not in local.given_up
     assert local.failed == {}
 
 
-def test_a_cell_that_is_too_large_for_the_card_costs_the_others_one_slot(tmp_path, monkeypatch):
-    grid = Grid("own", "tiny", along("seed", range(9)), {"optim.steps": 4, "optim.warmup_steps": 2})
-    folder = SweepFolder(tmp_path, grid, grid.cells())
-    asked = folder.next_command
+def test_a_cell_that_is_too_large_for_the_card_costs_the_others_one_slot(tmp_path):
     large = f'echo "deeploop train: error: too large"; echo +++ ranks; exit {OUT_OF_MEMORY}'
-
-    def command(cell):
-        fits = FINISH.format(run=folder.run_folder(cell))
-        return asked(cell) and ["sh", "-c", large if cell.name == "seed1" else "sleep 0.1;" + fits]
-
-    monkeypatch.setattr(folder, "next_command", command)
-    monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
-    local = launch.Local(folder, [{}] * 3, True, lambda running: None)
-    local.run(Stop())
+    folder = Fakes(tmp_path, lambda name: large if name == "seed1" else "sleep 0.1;" + FINISH, cells=9)
+    local = folder.run([{}] * 3)
     assert local.failed == {"seed1": "too large"}
     assert len(local.given_up) == 1
     assert folder.log_file(folder.cells[1]).read_text().count("\n$ ") == 1  # tried again once, alone
 
 
-def test_after_its_minutes_a_cell_that_found_no_room_is_left(tmp_path, monkeypatch):
-    folder = crowd(tmp_path, monkeypatch, 3, 1)
-    local = launch.Local(folder, [{}] * 3, True, lambda running: None, minutes=0.05 / 60)
-    local.run(Stop())  # begins all three; its time is over when there is room again
+def test_after_its_minutes_a_cell_that_found_no_room_is_left(tmp_path):
+    folder = crowd(tmp_path, 3, 1)
+    local = folder.run([{}] * 3, minutes=0.05 / 60)  # begins all three; time is over when there is room again
     assert local.failed == {}
-    states = sorted(folder.progress(cell).state for cell in folder.cells)
-    assert states == ["absent", "absent", "finished"]  # having found no room is no failure
+    assert sorted(folder.states()) == ["absent", "absent", "finished"]  # having found no room is no failure
 
 
 def test_asked_to_stop_a_sweep_asks_its_cells_and_says_how_to_go_on(grid_file, tmp_path, monkeypatch, capfd):
@@ -455,7 +445,7 @@ def test_asked_to_stop_a_sweep_asks_its_cells_and_says_how_to_go_on(grid_file, t
     assert "stopped; continue with the same command: deeploop" in capfd.readouterr().err
 
 
-def test_a_process_that_outlived_its_sweep_is_waited_for(run_fakes, tmp_path, monkeypatch):
+def test_a_process_that_outlived_its_sweep_is_waited_for(tmp_path, monkeypatch):
     run, log = tmp_path / "seed0", tmp_path / "seed0.log"
     process = launch.start(["sh", "-c", "sleep 0.5;" + FINISH.format(run=run)], run, {})
     assert is_locked(log)
@@ -463,26 +453,18 @@ def test_a_process_that_outlived_its_sweep_is_waited_for(run_fakes, tmp_path, mo
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.1)
     with pytest.raises(BlockingIOError):
         launch.start(["true"], run, {})
-    _, _, failed = run_fakes("echo must not be started")
+    assert Fakes(tmp_path, "echo must not be started").run().failed == {}
     process.wait()
-    assert failed == {}
     assert "must not" not in log.read_text()
     assert not is_locked(log)
 
 
-def test_a_cell_that_others_finish_while_it_waits_is_left_alone(tmp_path, monkeypatch):
-    grid = Grid("own", "tiny", along("seed", [0, 1]), {"optim.steps": 4, "optim.warmup_steps": 2})
-    folder = SweepFolder(tmp_path, grid, grid.cells())
-    one, two = map(folder.run_folder, folder.cells)
-    asked = folder.next_command
-    both = ";".join(FINISH.format(run=run) for run in (one, two))  # the first cell's process does both
-    monkeypatch.setattr(folder, "next_command", lambda cell: asked(cell) and ["sh", "-c", both])
-    monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
-    local = launch.Local(folder, [{}], False, lambda running: None)
-    local.run(Stop())
-    assert local.failed == {}
+def test_a_cell_that_others_finish_while_it_waits_is_left_alone(tmp_path):
+    both = ";".join(FINISH.format(run=tmp_path / name) for name in ("seed0", "seed1"))
+    folder = Fakes(tmp_path, both.replace("{", "{{").replace("}", "}}"), cells=2)  # the first one does both
+    assert folder.run(keep_weights=False).failed == {}
     assert not (tmp_path / "seed1.log").exists()
-    assert not (two / "checkpoints").exists()
+    assert not (tmp_path / "seed1" / "checkpoints").exists()
 
 
 def test_one_who_only_looks_does_not_keep_a_process_from_starting(tmp_path):
@@ -519,9 +501,9 @@ def test_several_gpus_a_cell_go_through_torchrun(small):
     assert four.next_command(cell)[3:8] == ["--standalone", "--nproc-per-node", "4", "-m", "deeploop"]
 
 
-def test_a_changed_cell_is_refused_and_a_larger_grid_is_not(small, monkeypatch):
+def test_a_changed_cell_is_refused_and_a_larger_grid_is_not(small, typed):
     folder, _ = small()
-    monkeypatch.setattr(sys, "argv", ["deeploop", "sweep", "own.toml", "--jobs", "2"])
+    typed("own.toml", "--jobs", "2")
     folder.write()
     changed, _ = small(**{"optim.batch": 4})
     with pytest.raises(ValueError, match=r"its cell seed0 has optim\.batch=the recipe's, not 4; ") as refused:
@@ -557,8 +539,8 @@ def test_the_cells_on_a_device_are_the_most_of_any_start(small):
     ],
     ids=["same name", "same cells"],
 )
-def test_another_sweeps_folder_is_refused(small, foreign, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["deeploop", "sweep", "there/own.toml"])
+def test_another_sweeps_folder_is_refused(small, foreign, typed):
+    typed("there/own.toml")
     folder, _ = small()
     folder.write()
     other = SweepFolder(folder.out, foreign, foreign.cells())
@@ -606,8 +588,8 @@ def test_cells_take_the_vocabulary_of_their_corpus_unless_the_grid_settles_it(co
         assert sweep.cell_with_vocabulary(cell) is cell
 
 
-def test_status_shows_what_was_started_whatever_is_asked_now(small, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["deeploop", "sweep", "own.toml", "--set", "optim.steps=3"])
+def test_status_shows_what_was_started_whatever_is_asked_now(small, typed):
+    typed("own.toml", "--set", "optim.steps=3")
     begun, cell = small(**{"optim.steps": 3})
     begun.write()
     fake(begun.run_folder(cell), steps_done=3)

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from deeploop.config.loop import HaltingConfig
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Carry, Reasoner, Segment
-from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape
 from deeploop.tasks.puzzles.data.sudoku import build_sudoku
 from deeploop.tasks.puzzles.data.sudoku import solve as solve_sudoku
+from deeploop.tasks.puzzles.options import ReasonerOptions
 from deeploop.tasks.puzzles.scoring import Solver, first_states, score
-from deeploop.tasks.puzzles.test_time import Effort, by_passes, prefixes, vote
+from deeploop.tasks.puzzles.test_time import by_passes, prefixes, vote
 
 HALTING = HaltingConfig(segments=4)
 
@@ -65,7 +65,7 @@ def hrm():
 @pytest.mark.parametrize("model", [Solves(), hrm()], ids=["solves", "hrm"])
 @pytest.mark.parametrize("choose", ["vote", "q"])
 def test_one_view_and_one_start_are_the_plain_evaluation(split, model, choose):
-    effort = Effort(segments=(HALTING.segments,), views=1, choose=choose)
+    effort = ReasonerOptions(segments=(HALTING.segments,), views=1, choose=choose)
     tasks, found = vote(solver(model), split, groups(split), effort, keep=1)
     plain = score(solver(model), split.rows(groups(split))).means()
     assert found.means() == pytest.approx(plain)
@@ -75,7 +75,7 @@ def test_one_view_and_one_start_are_the_plain_evaluation(split, model, choose):
 
 
 def test_more_segments_solve_more_and_change_nothing_before(split):
-    tasks, _ = vote(solver(Solves()), split, groups(split), Effort(segments=(1, 2, 3, 4)), keep=1)
+    tasks, _ = vote(solver(Solves()), split, groups(split), ReasonerOptions(segments=(1, 2, 3, 4)), keep=1)
     assert [row["exact"] for row in by_passes(tasks)] == [(needed(split) <= n).mean() for n in (1, 2, 3, 4)]
     rows = split.rows(groups(split))
     few, many = (solver(hrm(), batch=24).after(rows, counts) for counts in ((1, 3), (1, 3, 40)))
@@ -86,7 +86,7 @@ def test_more_segments_solve_more_and_change_nothing_before(split):
 
 
 def test_every_view_of_a_solved_board_is_read_back_as_one_answer(split):
-    effort = Effort(segments=(9,), views=5)
+    effort = ReasonerOptions(segments=(9,), views=5)
     tasks, found = vote(solver(Solves()), split, groups(split), effort, keep=3)
     assert found.puzzles == 5 * len(split)
     for number, task in enumerate(tasks):
@@ -101,7 +101,7 @@ def test_the_vote_counts_and_q_trusts_the_head(split):
     """Two of three first states are wrong where the board needs more than half of the segments."""
 
     def exact(choose):
-        effort = Effort(segments=(4,), starts=3, noise=1e-3, choose=choose)
+        effort = ReasonerOptions(segments=(4,), starts=3, noise=1e-3, choose=choose)
         tasks, _ = vote(solver(Solves()), split, groups(split), effort, keep=1)
         return [(row["answers"], row["exact"], row["any"]) for row in by_passes(tasks)]
 
@@ -113,7 +113,7 @@ def test_the_vote_counts_and_q_trusts_the_head(split):
 
 
 def test_passes_are_the_segments_taken_where_puzzles_halt(split):
-    effort = Effort(segments=(2, 9), views=2)
+    effort = ReasonerOptions(segments=(2, 9), views=2)
     tasks, _ = vote(solver(Solves(), adaptive=True), split, groups(split), effort, keep=1)
     taken = np.ceil(needed(split))
     rows = by_passes(tasks)

@@ -8,8 +8,9 @@ import torch
 
 from deeploop.models.halting import Answers
 from deeploop.tasks.puzzles.data.arc import ArcTask, build_arc
+from deeploop.tasks.puzzles.options import ReasonerOptions
 from deeploop.tasks.puzzles.scoring import PuzzleScore
-from deeploop.tasks.puzzles.test_time import Effort, chosen_examples, vote
+from deeploop.tasks.puzzles.test_time import chosen_examples, vote
 
 VIEWS = 13
 
@@ -41,7 +42,7 @@ def solver(answer, batch=5):
 
 
 def effort(views):
-    return Effort(segments=(1,), views=views)
+    return ReasonerOptions(segments=(1,), views=views)
 
 
 def all_groups(split):

@@ -209,7 +209,7 @@ def test_symmetric_images_are_duplicates(made, tmp_path, lines):
 
 def test_a_class_of_a_file_that_is_only_tested_on_is_not_trained_on(made, tmp_path, lines):
     held_out = write(tmp_path / "held out", shuffled(made, 0)[:15])
-    puzzles = build(lines, out=tmp_path / "set", test_files=(held_out,), train=20, test=100)
+    puzzles = build(lines, out=tmp_path / "set", test_from=(held_out,), train=20, test=100)
     assert [tally["duplicates"] for tally in puzzles.facts["build"]["files"]] == [15, 0]
     assert puzzles.sources == ["lines.txt", "held out"]
     assert puzzles.train.sources.tolist() == [0] * 20

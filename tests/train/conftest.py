@@ -9,6 +9,8 @@ from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import CheckpointConfig, DeviceConfig, LogConfig
 from deeploop.tasks.language.task import LanguageTask
 from deeploop.tasks.puzzles.config import PuzzleDataConfig
+from deeploop.train import opening, steps
+from deeploop.train.execution import Execution
 from deeploop.train.replay import GraphReplay, Recorded
 from puzzle_runs import MODELS, write_boards
 
@@ -43,6 +45,19 @@ def make_puzzle_config(boards):
         return replace(base, out=out, **parts)
 
     return make
+
+
+@pytest.fixture
+def execute(monkeypatch):
+    """`execute(graph=True, lag=1)`: how runs are executed from here on, whatever this CPU could do."""
+
+    def choose(*, graph=False, lag=0):
+        chosen = Execution("eager", chained=False, precision="fp32", graph=graph, lag=lag)
+        monkeypatch.setattr(opening, "choose_execution", lambda *_, **__: chosen)
+        if lag:
+            monkeypatch.setattr(steps, "supports_conditional_step", lambda optimizer: True)
+
+    return choose
 
 
 @pytest.fixture

@@ -288,18 +288,19 @@ def test_the_cache_gives_what_reading_everything_anew_gives():
     talk = Conversation(
         model, get_tokenizer("bytes"), find_template("default"), sampling=GREEDY, max_tokens=20
     )
-    calls = []
-    model.register_forward_pre_hook(lambda module, args: calls.append(args[0].shape[1]))
+    read = []
+    hook = model.register_forward_pre_hook(lambda module, given: read.append(given[0][0]))
     for question in ("first", "second", "third"):
-        before = list(talk._tokens)
         talk.ask(question, write=lambda piece: None)
-        asked = talk._tokens[: len(before)]
-        assert asked == before
-        tokens = talk._tokens[:-1]  # the answer's end was not drawn
-        logits = model.logits(model(torch.tensor([tokens])).states[0])
-        drawn = tokens[-20:]
-        assert logits[-21:-1].argmax(-1).tolist() == drawn
-    assert calls.count(1) >= 3 * 19 - 3  # token by token, and a prompt in one piece each
+    hook.remove()
+    tokens, ends = torch.cat(read), torch.tensor([len(piece) for piece in read]).cumsum(0)
+    best = model.logits(model(tokens[None]).states[0]).argmax(-1)
+    prompts = [at for at, piece in enumerate(read) if len(piece) > 1]
+    assert len(prompts) == 3  # in one piece each, and the answers token by token
+    for first, last in pairwise([*prompts, len(read)]):
+        drawn = slice(ends[first], ends[last - 1])
+        assert len(tokens[drawn]) == 19  # of twenty the last is read with the next question
+        assert torch.equal(best[ends[first] - 1 : ends[last - 1] - 1], tokens[drawn])
 
 
 @pytest.mark.parametrize(

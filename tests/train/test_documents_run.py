@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.commands import diagnose
 from deeploop.nn.documents import causal_context
 from deeploop.tasks.language import diagnose as diagnose_run
 from deeploop.tasks.language.task import LanguageTask
@@ -90,7 +89,7 @@ def test_a_diagnosis_keeps_documents_apart(masked, capsys, undrawn, monkeypatch)
     config = masked(diagnose={"every": 6, "tokens": 40, **own})
     train(config)
     words = "--sequences 1 --iterations 1 --sublayers blocks.0.mlp --device cpu".split()  # noqa: SIM905
-    diagnose.main([str(config.out), *words])
+    main(["diagnose", str(config.out), *words])
     assert seen[0]["documents"] is not None
 
 

@@ -30,12 +30,21 @@ def assign(module):
     module.forward = MethodType(lambda self, *args: 20 * type(self).forward(self, *args), module)
 
 
-# Each multiplies what attention returns by 20, in a place of its own.
+# Each multiplies what attention returns by 20, in a place of its own; and what the header says of it.
 EDITS = {
-    "a subclass": lambda block: setattr(block.attention.branch, "__class__", Larger),
-    "an assigned forward": lambda block: assign(block.attention.branch),
-    "a hook": lambda block: block.attention.branch.register_forward_hook(lambda module, args, y: 20 * y),
-    "a Linear of another class": lambda block: setattr(block.attention.branch.o, "__class__", LargerLinear),
+    "a subclass": (lambda block: setattr(block.attention.branch, "__class__", Larger), " is a Larger"),
+    "an assigned forward": (
+        lambda block: assign(block.attention.branch),
+        " is a CausalSelfAttention whose forward was replaced",
+    ),
+    "a hook": (
+        lambda block: block.attention.branch.register_forward_hook(lambda module, args, y: 20 * y),
+        " has a hook",
+    ),
+    "a Linear of another class": (
+        lambda block: setattr(block.attention.branch.o, "__class__", LargerLinear),
+        ".o is a LargerLinear",
+    ),
 }
 
 
@@ -51,12 +60,13 @@ def first_losses(config, edit, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(LanguageTask, "build", build)
-        train(config, quiet=True)
+        train(config, source="edited")
     return [line["loss"] for line in read_metrics(config.out, "train")]
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_an_edited_attention_is_computed_as_edited(edit, make_config, tmp_path, monkeypatch):
+def test_an_edited_attention_is_computed_as_edited(edit, make_config, tmp_path, monkeypatch, capsys):
+    change, said = EDITS[edit]
     config = make_config(
         tmp_path / "cuda",
         model={"width": 128, "hidden": 256, "context": 64},
@@ -66,8 +76,11 @@ def test_an_edited_attention_is_computed_as_edited(edit, make_config, tmp_path, 
     )
     exact = replace(config, out=tmp_path / "cpu", device=replace(config.device, kind="cpu"))
     plain = replace(config, out=tmp_path / "plain")
-    got = first_losses(config, EDITS[edit], monkeypatch)
-    assert got == pytest.approx(first_losses(exact, EDITS[edit], monkeypatch), abs=3e-2)
+    got = first_losses(config, change, monkeypatch)
+    printed = "".join(capsys.readouterr())
+    refused = f"(blocks.0.attention.branch{said}, which the Triton kernels do not know)"
+    assert f"execution: compiled blocks, bf16 {refused}" in printed
+    assert got == pytest.approx(first_losses(exact, change, monkeypatch), abs=3e-2)
     assert got != pytest.approx(first_losses(plain, lambda block: None, monkeypatch), abs=1e-1)
     blocks = {
         run: json.loads((tmp_path / run / "run.json").read_text())["execution"]["blocks"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,6 @@ from deeploop.cli import main
 from deeploop.config.run import LogConfig
 from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.language.task import LanguageTask
-from deeploop.train.active import ActiveRun
 from deeploop.train.loop import train
 from deeploop.train.metrics import MetricsWriter, read_metrics
 from deeploop.train.progress import Display
@@ -88,21 +88,23 @@ def test_a_stop_in_the_step_that_collapses_does_not_save_it(tiny_config):
         assert [line["step"] for line in read_metrics(config.out, "validation")] == [0, 5]
 
 
-def test_a_kill_before_the_save_of_a_collapse_does_not_save_it(tiny_config, monkeypatch):
-    class Killed(BaseException):
-        pass
+class Killed(BaseException):
+    pass
 
-    def kill(run):
-        if run.step == 5:
-            raise Killed
-        return save(run)
 
-    save = ActiveRun.save
-    monkeypatch.setattr(ActiveRun, "save", kill)
+def test_a_kill_before_the_save_of_a_collapse_does_not_save_it(tiny_config):
+    class KilledInItsSecondSave(Collapsing):
+        saves = 0
+
+        def tensors(self):
+            self.saves += 1
+            if self.saves == 2:
+                raise Killed
+            return super().tensors()
+
     config = tiny_config(**GUARDED)
     with pytest.raises(Killed):
-        train(config, task=Collapsing)
-    monkeypatch.setattr(ActiveRun, "save", save)
+        train(config, task=KilledInItsSecondSave)
     assert last_checkpoint(config.out).name == "step-00000004"
     result = train(tiny_config(**GUARDED, resume=True), task=Collapsing)
     assert (result["ended"], result["step"]) == ("collapsed", 5)
@@ -122,9 +124,6 @@ def test_a_diagnosis_that_a_stop_left_out_is_the_same(tiny_config, tmp_path):
 
 
 def test_a_skipped_step_is_one_line_after_a_resume(tiny_config, poison):
-    class Killed(BaseException):
-        pass
-
     def kill(model):
         raise Killed
 
@@ -199,10 +198,13 @@ def test_a_finished_run_without_weights_is_not_started_anew(train_arguments, tmp
         shutil.rmtree(out / "checkpoints")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_names_the_file(tmp_path):
     writer = MetricsWriter(tmp_path, LogConfig(), {})
-    writer._file = open("/dev/full", "a")  # noqa: SIM115
-    with pytest.raises(OSError, match=r"metrics\.jsonl: can't be written \(No space left on device\)"):
-        writer.write("train", 1, {"loss": 1.0})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"metrics\.jsonl: can't be written \(File too large\)"):
+            writer.write("train", 1, {"loss": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     writer.close()

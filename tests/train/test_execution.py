@@ -10,9 +10,8 @@ from deeploop.accelerate import install, known
 from deeploop.config.optim import OptimConfig, ReasonerOptimConfig
 from deeploop.config.run import DeviceConfig
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Reasoner
-from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape
 from deeploop.train import CustomTask, CustomTrainConfig, execution, opening
 from deeploop.train.distributed import World
 from deeploop.train.execution import Capabilities, choose_execution
@@ -280,7 +279,7 @@ def test_drawn_rounds_have_a_graph_for_each_number_of_them():
 
 def test_a_missing_triton_is_said(monkeypatch):
     monkeypatch.setattr(known, "HAS_TRITON", False)
-    assert choose().describe() == "compiled blocks, bf16 (Triton is not installed)"
+    assert choose().describe() == "eager modules, bf16 (Triton is not installed)"
 
 
 def test_sharded_blocks_are_called_one_by_one():

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from deeploop.cli import main
 from deeploop.config.loop import GateConfig
 from deeploop.runs.folder import last_checkpoint
-from deeploop.train.header import Facts, header
+from deeploop.train.header import header
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.rundir import load_model
@@ -118,7 +118,10 @@ def test_a_resume_under_another_gate_is_refused(tiny_config):
 
 
 def test_the_header_says_how_the_gate_is_trained(tiny_config, tmp_path):
-    facts = Facts("tiny", parameters=1, examples=1, flops_per_step=1, step_bytes=1, device="cpu")
-    assert header(tiny_config(model=GATE), facts)[-1] == "gate:      joint, the loss is Σ q·L − 0.1·H(q)"
+    facts = {"parameters": 1, "examples": 1, "flops_per_step": 1, "step_bytes": 1, "device": "cpu"}
+    assert (
+        header(tiny_config(model=GATE), "tiny", **facts)[-1]
+        == "gate:      joint, the loss is Σ q·L − 0.1·H(q)"
+    )
     with pytest.raises(ValueError, match=r"model.exit_gate=True: must be False, it is for language models"):
         make_iterate_config(tmp_path / "run", model=GATE)

@@ -11,33 +11,32 @@ from deeploop.models.gpt_config import GPTConfig
 from deeploop.tasks.language.task import LanguageTask
 from deeploop.tasks.puzzles.task import PuzzleTask
 from deeploop.tasks.recipes import get_recipe
-from deeploop.train import header as header_module
 from deeploop.train.distributed import World
-from deeploop.train.header import Facts, header, legend
+from deeploop.train.header import header, legend
+from deeploop.train.memory import memory_of
 from deeploop.train.opening import preview_run
 
 ALONE = World(0, 1, torch.device("cpu"))
-FACTS = Facts(
-    "tiny",
-    parameters=437_760,
-    examples=120_940,
-    flops_per_step=2_000_000_000,
-    step_bytes=3 * 2**29,
-    device="2 CPU threads",
-)
+FACTS = {
+    "parameters": 437_760,
+    "examples": 120_940,
+    "flops_per_step": 2_000_000_000,
+    "step_bytes": 3 * 2**29,
+    "device": "2 CPU threads",
+}
 
 EQUATION = "no inner norm, x ← Norm(α·x + f(x))"
 
 
-def lines(config, facts=FACTS):
-    found = dict(line.split(":", 1) for line in header(config, facts))
+def lines(config, **facts):
+    found = dict(line.split(":", 1) for line in header(config, "tiny", **FACTS | facts))
     return {name: text.strip() for name, text in found.items()}
 
 
 def test_the_header_of_a_language_model():
     config = get_recipe("tiny")
     config = replace(config, optim=replace(config.optim, steps=100))
-    assert header(config, FACTS) == [
+    assert header(config, "tiny", **FACTS) == [
         "run:       runs/tiny, 100 steps (deeploop train tiny)",
         "model:     437,760 parameters; K = 2 blocks × R = 3 rounds, N = 6; "
         "unigram bias (the paper has none)",
@@ -81,7 +80,7 @@ def test_the_rule_of_a_block(fields, rule):
 
 @pytest.mark.parametrize(("examples", "text"), [(614_400, "1.0"), (12_288_000, "0.05"), (6_144, "100.0")])
 def test_epochs_of_the_corpus(examples, text):
-    data = lines(get_recipe("tiny"), replace(FACTS, examples=examples))["data"]
+    data = lines(get_recipe("tiny"), examples=examples)["data"]
     assert data == f"614,400 tokens planned, the corpus has {examples:,}: {text} epochs"
 
 
@@ -131,12 +130,12 @@ def test_the_header_says_the_exponent_and_the_depth_of_alpha(fields, rule):
 def test_time_and_ranks_where_they_are_known():
     config = get_recipe("tiny")
     assert "time" not in lines(config)
-    found = lines(config, replace(FACTS, ranks=4, step=100, seconds=2000.0))  # 200 of 300 are left
+    found = lines(config, ranks=4, step=100, seconds=2000.0)  # 200 of 300 are left
     assert found["run"].startswith("runs/tiny, step 100 of 300 (")
     assert found["time"] == "1:06:40 left at the speed so far, validation not counted"
     assert found["device"] == "2 CPU threads × 4 ranks"
     assert found["cost"].endswith("memory about 1.5 GiB per rank (estimate)")
-    assert "time" not in lines(config, replace(FACTS, step=300, seconds=2000.0))
+    assert "time" not in lines(config, step=300, seconds=2000.0)
 
 
 def test_a_plan_that_makes_little_sense_is_warned_of(tiny_config, monkeypatch):
@@ -162,10 +161,10 @@ def test_a_plan_that_makes_little_sense_is_warned_of(tiny_config, monkeypatch):
     (line,) = warnings(data={"validation_rounds": (96,), "validate_every": 2})
     assert line.startswith("warning: a validation costs 21 steps, and there is one every 2; set ")
 
-    needed = LanguageTask(tiny_config(), ALONE).step_bytes
-    monkeypatch.setattr(header_module, "memory_of", lambda device: (needed, "this machine"))
+    ranks = memory_of(ALONE.device)[0] // LanguageTask(tiny_config(), ALONE).step_bytes  # that fit beside it
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     assert warnings() == []
-    monkeypatch.setattr(header_module, "memory_of", lambda device: (needed - 1, "this machine"))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks + 1))
     (line,) = warnings()
     assert "this machine has " in line
     assert "--device.micro-batch (now 8)" in line
@@ -174,7 +173,7 @@ def test_a_plan_that_makes_little_sense_is_warned_of(tiny_config, monkeypatch):
 def test_the_cost_of_a_validation_where_it_is_more_than_a_step():
     cost = lines(get_recipe("tiny"))["cost"]
     for steps, text in ((1.4, ""), (1234.0, "; a validation costs 1,234 steps")):
-        found = lines(get_recipe("tiny"), replace(FACTS, validation_steps=steps))["cost"]
+        found = lines(get_recipe("tiny"), validation_steps=steps)["cost"]
         assert found == cost + text
 
 

@@ -129,7 +129,7 @@ def test_validation_documents_that_are_trained_on_are_told(tiny_config, tmp_path
     )
 
 
-def test_a_vocabulary_that_is_most_of_the_model_is_told(tiny_config, monkeypatch):
+def test_a_vocabulary_that_is_most_of_the_model_is_told(tiny_config):
     task = LanguageTask(tiny_config(), ALONE)
     assert task.large_vocabulary() is None
     task.config = replace(task.config, model=replace(task.config.model, vocabulary=50_257))

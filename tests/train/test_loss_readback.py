@@ -5,8 +5,7 @@ import pytest
 from deeploop.report.runs import read_run
 from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.language.task import LanguageTask
-from deeploop.train import loop, opening, steps
-from deeploop.train.execution import Execution
+from deeploop.train import loop, steps
 from deeploop.train.metrics import read_metrics
 from deeploop.train.optim import clipped_step
 from deeploop.train.stop import StopRequest
@@ -16,17 +15,15 @@ RARELY = {"checkpoint": {"every": 100}, "log": {"every": 5}}
 
 
 @pytest.fixture
-def late(monkeypatch, recordings):
+def late(monkeypatch, execute, recordings):
     """A device that takes the optimizer's step by itself, on a CPU; returns how late each step was read."""
 
     def step_if(optimizer, norm, clip, *, only_if):
         if only_if:
             clipped_step(optimizer, norm, clip)
 
-    behind = Execution("eager", chained=False, precision="fp32", graph=True, lag=1)
-    monkeypatch.setattr(opening, "choose_execution", lambda *_, **__: behind)
+    execute(graph=True, lag=1)
     monkeypatch.setattr(steps, "clipped_step", step_if)
-    monkeypatch.setattr(steps, "supports_conditional_step", lambda optimizer: True)
     return note_lag(monkeypatch)
 
 
@@ -86,15 +83,19 @@ def test_what_is_not_finite_ends_the_run_under_its_own_number(tiny_config, late,
     assert read_run(config.out).state == "failed"
 
 
-def test_what_is_not_finite_is_repeated_at_its_own_rounds(tiny_config, late, poison, monkeypatch):
+def test_what_is_not_finite_is_repeated_at_its_own_rounds(tiny_config, late, poison):
     """The step after it is under way by then, at others."""
     poison(3, float("inf"))
-    seen, real = [], LanguageTask.loss
-    monkeypatch.setattr(
-        LanguageTask, "loss", lambda self, model, own: seen.append(model.rounds) or real(self, model, own)
-    )
+    seen = []
+
+    class Noting(LanguageTask):
+        def loss(self, model, batch):
+            seen.append(model.rounds)
+            return super().loss(model, batch)
+
+    config = tiny_config(model={"rounds": 5}, rounds={"sample": "uniform"}, optim=STEPS, **RARELY)
     with pytest.raises(FloatingPointError, match="step 3: loss inf"):
-        loop.train(tiny_config(model={"rounds": 5}, rounds={"sample": "uniform"}, optim=STEPS, **RARELY))
+        loop.train(config, task=Noting)
     *_, third, fourth, for_gradients, for_outputs = seen
     assert for_gradients == for_outputs == third != fourth
 

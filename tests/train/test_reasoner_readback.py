@@ -11,10 +11,9 @@ from test_loss_readback import lines, note_lag
 from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.puzzles.data.sudoku import build_sudoku
 from deeploop.tasks.puzzles.task import PuzzleTask
-from deeploop.train import opening, steps
+from deeploop.train import steps
 from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import World
-from deeploop.train.execution import Execution
 from deeploop.train.loop import train
 from deeploop.train.opening import open_run
 from deeploop.train.steps import StepQueue
@@ -32,17 +31,11 @@ RARELY = {
 }
 
 
-def run_behind(monkeypatch):
-    """Lets runs be read back a step behind; returns by how many steps each was."""
-    behind = Execution("eager", chained=False, precision="fp32", graph=False, lag=1)
-    monkeypatch.setattr(opening, "choose_execution", lambda *_, **__: behind)
-    monkeypatch.setattr(steps, "supports_conditional_step", lambda optimizer: True)
-    return note_lag(monkeypatch)
-
-
 @pytest.fixture
-def late(monkeypatch):
-    return run_behind(monkeypatch)
+def late(monkeypatch, execute):
+    """Runs are read back a step behind; by how many steps each was."""
+    execute(lag=1)
+    return note_lag(monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +63,7 @@ def test_a_reasoner_that_is_read_back_behind_is_the_reasoner(
         monkeypatch.setattr(steps, "supports_conditional_step", lambda optimizer: True)
     plain = make_puzzle_config(tmp_path / "plain", kind, **changes)
     train(plain)
-    seen = run_behind(monkeypatch)
+    seen = request.getfixturevalue("late")
     behind = make_puzzle_config(tmp_path / "late", kind, **changes)
     train(behind)
     assert lines(behind) == lines(plain)

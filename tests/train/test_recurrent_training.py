@@ -18,7 +18,7 @@ from deeploop.tasks.recipes import get_recipe
 from deeploop.tasks.rounds import FirstStateSampler, RoundsSampler
 from deeploop.train.active import ActiveRun
 from deeploop.train.distributed import World, physical_blocks
-from deeploop.train.header import Facts, header
+from deeploop.train.header import header
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.rundir import load
@@ -109,8 +109,8 @@ def test_an_injection_is_not_decayed_and_all_blocks_are_matrices(tiny_config):
 
 def test_the_header_says_what_stands_around_the_loop(tiny_config):
     config = tiny_config(model=PARTS | {"rule": "deeploop"})
-    facts = Facts("tiny", parameters=1, examples=1, flops_per_step=1, step_bytes=1, device="cpu")
-    model, rule = header(config, facts)[1:3]
+    facts = {"parameters": 1, "examples": 1, "flops_per_step": 1, "step_bytes": 1, "device": "cpu"}
+    model, rule = header(config, "tiny", **facts)[1:3]
     assert model.endswith("N = 6; prelude 1, coda 1 blocks; injection: gated; first state: noise")
     assert "α = 3.464, β = 0.1443; prelude (R = 1) α = 1.414, β = 0.3536; coda (R = 1) α" in rule
 
@@ -210,12 +210,12 @@ def test_a_validation_at_a_list_of_depths(tiny_config):
 
 def test_the_header_says_how_rounds_are_drawn(tiny_config):
     config = tiny_config(rounds={"sample": "uniform", "ramp": "linear", "ramp_share": 0.5})
-    facts = Facts("tiny", parameters=1, examples=1, flops_per_step=1, step_bytes=1, device="cpu")
+    facts = {"parameters": 1, "examples": 1, "flops_per_step": 1, "step_bytes": 1, "device": "cpu"}
     assert (
-        header(config, facts)[-1]
+        header(config, "tiny", **facts)[-1]
         == "rounds:    uniform, mean 3, 1 to 5; mean from 1 to 3 over 3 steps (linear)"
     )
-    assert not any(line.startswith("rounds") for line in header(tiny_config(), facts))
+    assert not any(line.startswith("rounds") for line in header(tiny_config(), "tiny", **facts))
 
 
 @pytest.mark.parametrize(

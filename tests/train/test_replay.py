@@ -8,10 +8,8 @@ from torch import nn
 
 from deeploop.accelerate import install
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.train import opening
 from deeploop.train import replay as replay_module
 from deeploop.train.distributed import World, open_world
-from deeploop.train.execution import Execution
 from deeploop.train.gradients import GradientMemory
 from deeploop.train.opening import open_run
 from deeploop.train.replay import GraphReplay
@@ -154,20 +152,18 @@ def test_a_driver_without_memory_is_no_fault_of_the_recording(monkeypatch):
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_a_run_replays_where_its_execution_says_so(tiny_config, monkeypatch, recordings, graph):
-    chosen = Execution("eager", chained=False, precision="fp32", graph=graph, lag=0)
-    monkeypatch.setattr(opening, "choose_execution", lambda *_, **__: chosen)
+def test_a_run_replays_where_its_execution_says_so(tiny_config, execute, recordings, graph):
+    execute(graph=graph)
     queue = StepQueue(open_run(tiny_config(), ALONE), StopRequest())
     for _ in range(2):
         queue.take()
     assert len(recordings) == graph
 
 
-def test_an_iterated_task_is_recorded_once_for_each_number_of_rounds(tmp_path, monkeypatch, recordings):
+def test_an_iterated_task_is_recorded_once_for_each_number_of_rounds(tmp_path, execute, recordings):
     found = {}
     for graph in (False, True):
-        chosen = Execution("eager", chained=False, precision="fp32", graph=graph, lag=0)
-        monkeypatch.setattr(opening, "choose_execution", lambda *_, chosen=chosen, **__: chosen)
+        execute(graph=graph)
         config = make_iterate_config(tmp_path / str(graph), optim={"steps": 30})
         queue = StepQueue(open_run(config, ALONE), StopRequest())
         found[graph] = [queue.take().loss for _ in range(20)]
@@ -181,13 +177,12 @@ PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", 
 
 @pytest.mark.parametrize("gate", [False, True])
 def test_a_recurrent_run_is_recorded_once_for_each_number_of_rounds_that_comes_again(
-    gate, tiny_config, monkeypatch, recordings
+    gate, tiny_config, execute, recordings
 ):
     """With drawn rounds, drawn first states, and a truncated gradient or an exit gate."""
     found, rounds = {}, {"sample": "uniform", "backprop": 0 if gate else 2}
     for graph in (False, True):
-        chosen = Execution("eager", chained=False, precision="fp32", graph=graph, lag=0)
-        monkeypatch.setattr(opening, "choose_execution", lambda *_, chosen=chosen, **__: chosen)
+        execute(graph=graph)
         config = tiny_config(
             str(graph), model=PARTS | {"exit_gate": gate}, rounds=rounds, optim={"steps": 20}
         )
@@ -201,13 +196,12 @@ def test_a_recurrent_run_is_recorded_once_for_each_number_of_rounds_that_comes_a
 
 @pytest.mark.parametrize("kind", ["hrm", "trm"])
 def test_segments_of_a_reasoner_are_replayed_over_the_same_memory(
-    kind, make_puzzle_config, tmp_path, monkeypatch, recordings
+    kind, make_puzzle_config, tmp_path, execute, recordings
 ):
     """Slots halt and are refilled, in two micro-batches: the weights, puzzle rows and slots are the same."""
     found = {}
     for graph in (False, True):
-        chosen = Execution("eager", chained=False, precision="fp32", graph=graph, lag=0)
-        monkeypatch.setattr(opening, "choose_execution", lambda *_, chosen=chosen, **__: chosen)
+        execute(graph=graph)
         config = make_puzzle_config(tmp_path / str(graph), kind, device={"micro_batch": 4})
         run = open_run(config, ALONE)
         queue = StepQueue(run, StopRequest())

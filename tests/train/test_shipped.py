@@ -82,7 +82,7 @@ def test_results_about_it_are_written_elsewhere(elsewhere, corpus, capsys):
     assert {file: file.read_bytes() for file in FOLDER.rglob("*") if file.is_file()} == before
 
 
-def test_it_is_the_recipe_that_the_makefile_names(monkeypatch):
+def test_it_is_the_recipe_that_the_makefile_names(monkeypatch, tmp_path):
     makefile = FOLDER.parents[3] / "Makefile"
     if not makefile.exists():
         pytest.skip("not in a checkout")
@@ -90,10 +90,8 @@ def test_it_is_the_recipe_that_the_makefile_names(monkeypatch):
     words = re.search(r"deeploop (train tiny .*)", text)[1].split()
     started = []
     # Reads the words without a corpus and without training.
-    command = "deeploop.commands.train"
-    monkeypatch.setattr(f"{command}.runner", lambda **how: lambda config, **more: started.append(config))
-    monkeypatch.setattr(f"{command}.with_vocabulary_of_corpus", lambda config, words: (config, []))
-    monkeypatch.setattr(f"{command}.with_steps_of_corpus", lambda config, words, source: (config, []))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("deeploop.train.loop.train", lambda config, **more: started.append(config))
     main(words)
     shipped = load_config(FOLDER)
     assert [replace(config, resume=shipped.resume) for config in started] == [shipped]

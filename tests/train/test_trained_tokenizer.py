@@ -77,9 +77,7 @@ def test_the_export_reads_the_same_ids(run, tmp_path):
     pytest.importorskip("transformers")
     from transformers import AutoTokenizer
 
-    from deeploop.commands import export
-
-    export.main([str(run), str(tmp_path / "exported")])
+    main(["export", str(run), str(tmp_path / "exported")])
     theirs = AutoTokenizer.from_pretrained(tmp_path / "exported")
     _, ours = deeploop.load(run)
     assert len(theirs) == 290

@@ -335,15 +335,6 @@ def test_a_reasoner_on_two_ranks_equals_one(runs, kind, way):
     assert_same_reasoner(runs.folder / f"{kind}-{way}", runs.folder / kind)
 
 
-@pytest.mark.parametrize("parallel", PARALLEL)
-@pytest.mark.parametrize("kind", REASONERS)
-def test_one_rank_resumes_a_reasoner_that_two_began(runs, make_puzzle_config, tmp_path, kind, parallel):
-    run = shutil.copytree(runs.folder / f"{kind}-{parallel}", tmp_path / "run")
-    shutil.rmtree(list_checkpoints(run)[-1])
-    train(make_puzzle_config(run, kind, data={"validate_every": 3}, resume=True))
-    assert_same_reasoner(run, runs.folder / kind)
-
-
 def assert_same_reasoner(mine, one):
     """Losses, weights, puzzle table, average, and the puzzles that are at work in the end."""
     for record in ("train", "validation"):
@@ -392,14 +383,6 @@ def test_muon_on_two_ranks_equals_one(runs, name):
     mine, one = (list_checkpoints(runs.folder / run)[-1] for run in (name, "muon"))
     for file in ("model.safetensors", "optimizer.safetensors"):
         assert_same_tensors(mine / file, one / file, MUON_WEIGHT_TOLERANCE)
-
-
-def test_one_rank_resumes_what_two_began_with_muon(runs, make_config, tmp_path):
-    run = shutil.copytree(runs.folder / "muon-ddp", tmp_path / "run")
-    shutil.rmtree(list_checkpoints(run)[-1])
-    train(make_config(run, resume=True, optim=MUON))
-    expected = losses(runs.folder / "muon", "train")
-    assert losses(run, "train") == pytest.approx(expected, rel=LOSS_TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["iterate-ddp", "iterate-resumed"])

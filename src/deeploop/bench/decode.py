@@ -7,7 +7,6 @@ depend on them.
 
 import copy
 import importlib.util
-import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from deeploop.bench import collect
 from deeploop.bench.options import UNTIMED, BenchArgs
 from deeploop.bench.timing import time_steps
 from deeploop.eval.decoding import describe, fits_kernels
@@ -27,7 +27,6 @@ from deeploop.models.accounting import block_matrix_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.report.tables import text_table
-from deeploop.runs.folder import provenance
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import open_world
@@ -42,21 +41,16 @@ def run(args: BenchArgs) -> str:
     for recipe in args.recipes:
         checked_model(recipe, args)  # all of them before the first is timed
     with open_world(replace(get_recipe(args.recipes[0]).device, kind=args.device)) as world:
-        rows: list[dict[str, Any]] = []
-        record = {
+        bandwidth = copy_bandwidth(world.device)
+        facts = {
             "device": device_name(world.device),
-            "copy_bytes_per_s": copy_bandwidth(world.device),
+            "copy_bytes_per_s": bandwidth,
             "prompt_tokens": args.prompt_tokens,
             "new_tokens": args.new_tokens,
-            "cells": rows,
-            **provenance(),
         }
-        for name in tqdm(args.recipes, desc="bench", disable=None, leave=False):
-            for row in measure(name, world.device, args, record["copy_bytes_per_s"]):
-                rows.append(row)
-                if args.json is not None:  # after every cell: the next one may not fit the memory
-                    args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return report(record)
+        bar = tqdm(args.recipes, desc="bench", disable=None, leave=False)
+        rows = (row for name in bar for row in measure(name, world.device, args, bandwidth))
+        return report(collect(rows, facts, args))
 
 
 def checked_model(recipe: str, args: BenchArgs) -> GPTConfig:

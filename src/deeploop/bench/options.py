@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
+from deeploop.config.checks import at_least
 from deeploop.tasks.chat.config import ChatTrainConfig
 from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 from deeploop.tasks.recipes import get_recipe
@@ -62,16 +63,9 @@ class BenchArgs:
     """Also write the results to this file."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps={self.steps}: must be at least 1")
+        at_least(1, self, "steps", "micro_batch", "batch", "prompt_tokens")
         if not self.recipes or not self.rounds:
             raise ValueError("recipes, rounds: name at least one of each")
-        for name in ("micro_batch", "batch"):
-            sizes = getattr(self, name)
-            if any(size < 1 for size in sizes):
-                raise ValueError(f"{name}={min(sizes)}: must be at least 1")
-        if self.prompt_tokens < 1:
-            raise ValueError(f"prompt_tokens={self.prompt_tokens}: must be at least 1")
         if self.new_tokens <= UNTIMED:
             raise ValueError(f"new_tokens={self.new_tokens}: must be above {UNTIMED}, which are not timed")
         if self.json is not None and not os.access(self.json.parent, os.W_OK):

@@ -5,7 +5,6 @@ same process reaches and, if asked, a reference implementation of the same model
 """
 
 import importlib.util
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from deeploop.bench import collect
 from deeploop.bench.options import BenchArgs
 from deeploop.bench.timing import matmul_ceiling, time_reference, time_training
 from deeploop.config.run import RunConfig
@@ -22,7 +22,6 @@ from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.report.tables import text_table
-from deeploop.runs.folder import provenance
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World, open_world
@@ -37,18 +36,9 @@ def run(args: BenchArgs) -> str:
     with open_world(base) as world, tempfile.TemporaryDirectory() as folder:
         ceiling = matmul_ceiling(world.device)
         cells = [cell for recipe in args.recipes for cell in cells_of(recipe, args, Path(folder))]
-        rows: list[dict[str, Any]] = []
-        record = {
-            "device": device_name(world.device),
-            "ceiling_flops": ceiling,
-            "cells": rows,
-            **provenance(),
-        }
-        for name, config in tqdm(cells, desc="bench", disable=None, leave=False):
-            rows.append(measure(name, config, world, args, ceiling))
-            if args.json is not None:  # after every cell: the next one may not fit the memory
-                args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return report(record)
+        bar = tqdm(cells, desc="bench", disable=None, leave=False)
+        rows = (measure(name, config, world, args, ceiling) for name, config in bar)
+        return report(collect(rows, {"device": device_name(world.device), "ceiling_flops": ceiling}, args))
 
 
 def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, RunConfig]]:
@@ -65,6 +55,7 @@ def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, 
         data = replace(base.data, path=args.data) if args.data and base.folders else base.data
         yield recipe, replace(base, out=folder / recipe, data=data, device=device)
         return
+    hidden = -(-base.model.hidden // 16) * 16 if args.round_hidden else base.model.hidden
     for rounds in args.rounds:
         for size in args.micro_batch or (base.device.micro_batch or 16,):
             yield (
@@ -72,7 +63,7 @@ def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, 
                 replace(
                     base,
                     out=folder / f"{recipe}-{rounds}-{size}",
-                    model=cell_model(base.model, rounds, args),
+                    model=replace(base.model, rounds=rounds, hidden=hidden),
                     data=replace(
                         base.data, path=args.data or corpus_for(base.model, folder), validation_sequences=1
                     ),
@@ -80,11 +71,6 @@ def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, 
                     device=replace(device, micro_batch=size),
                 ),
             )
-
-
-def cell_model(model: GPTConfig, rounds: int, args: BenchArgs) -> GPTConfig:
-    hidden = -(-model.hidden // 16) * 16 if args.round_hidden else model.hidden
-    return replace(model, rounds=rounds, hidden=hidden)
 
 
 def corpus_for(model: GPTConfig, folder: Path) -> Path:

@@ -7,7 +7,6 @@ from textwrap import indent
 
 from tyro.conf import Positional
 
-from deeploop.commands.parsing import run_command
 from deeploop.data.scan import Scan, excerpt, scan
 from deeploop.data.shards import Corpus
 from deeploop.report.tables import text_table
@@ -114,7 +113,3 @@ def _puzzles(puzzles: PuzzleSet) -> str:
         f"{puzzles.length} tokens per puzzle, vocabulary {puzzles.vocabulary:,}, "
         f"{puzzles.puzzle_ids:,} puzzle ids\n\n{text_table(('split', *sizes), rows)}"
     )
-
-
-def main(arguments: list[str]) -> int:
-    return run_command(DataArgs, run, arguments, prog="deeploop data")

@@ -1,9 +1,8 @@
 """The demo: one looped block learns a step of a cellular automaton and is run fifty times as deep as trained.
 
 The block trains under DeepLoop and flat, side by side on two CPU cores; then under pre-norm, beside four
-layers without a loop, which train half as long. The page also has the collapse of DeepNorm, from a record
-that comes with the package; `--collapse` trains it anew. Nothing is fixed in advance but how often the two
-rules extrapolate over ten seeds: table, sentences and page are made from what was measured.
+layers without a loop, which train half as long. Nothing is fixed in advance but how often the two rules
+extrapolate over ten seeds: table, sentences and page are made from what was measured.
 """
 
 import time
@@ -11,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deeploop.commands.parsing import run_command
-from deeploop.files import write_json
+from deeploop.config.checks import at_least
 
 if TYPE_CHECKING:
     from deeploop.sweep.cells import SweepFolder
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DemoConfig:
+class DemoArgs:
     """Trains a looped block on 1 to 4 steps of an automaton, runs it for 200, and shows what happens."""
 
     out: Path = Path("demo")
@@ -29,29 +27,19 @@ class DemoConfig:
     """Seed of the weights and of the order of the data."""
     quick: bool = False
     """Check the installation in half a minute: 24 steps on short rows, so the models are not trained."""
-    collapse: bool = False
-    """Train the models of the collapse anew as well (four minutes more), in place of showing the records."""
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must be 0 or more")
+        at_least(0, self, "seed")
 
 
-def run(config: DemoConfig) -> str:
+def run(config: DemoArgs) -> str:
     """Train, evaluates, writes the page; returns what to print at the end."""
-    # Now: these wait for torch and Matplotlib, --help does not.
-    from deeploop.commands import demo_collapse, demo_page
+    from deeploop.commands import demo_page  # now: it waits for Matplotlib, --help does not
 
-    record = train_and_evaluate(config)
-    if config.collapse:
-        collapsed = demo_collapse.train_all(config.out, config.seed, quick=config.quick)
-        write_json(config.out / "collapse.json", collapsed)
-    else:
-        collapsed = demo_page.read_collapse()
-    return demo_page.write(config.out, record, collapsed)
+    return demo_page.write(config.out, train_and_evaluate(config))
 
 
-def train_and_evaluate(config: DemoConfig) -> dict[str, Any]:
+def train_and_evaluate(config: DemoArgs) -> dict[str, Any]:
     """The four models of the automaton: what the page shows of them, as plain values."""
     from deeploop.commands import demo_models as models
     from deeploop.commands import demo_page
@@ -109,7 +97,3 @@ def train_cells(out: Path, grid: "Grid", *, here: bool) -> "SweepFolder":
     if any(map(folder.next_command, folder.cells)):
         raise KeyboardInterrupt  # asked to stop: what ran has saved
     return folder
-
-
-def main(arguments: list[str]) -> int:
-    return run_command(DemoConfig, run, arguments, prog="deeploop demo")

@@ -115,7 +115,6 @@ def model_record(name: str, run: Path, *, quick: bool) -> dict[str, Any]:
         "batch": config.optim.batch,
         "cells": {h: float(right[h].mean()) for h in DRAWN},
         "exact": {h: float(right[h].all(1).mean()) for h in DRAWN},
-        "neither": {h: float((found[h] > 1).mean()) for h in DRAWN},
         "states": _as_text(np.stack([states[h][0] for h in every])),
     }
 

@@ -1,6 +1,5 @@
 """`deeploop diagnose`: do the visits of a run's blocks align? `diagnose.py` of each task."""
 
-from deeploop.commands.parsing import run_command
 from deeploop.runs.folder import load_any_config
 from deeploop.tasks.options import DiagnoseArgs
 from deeploop.tasks.puzzles.config import ReasonerTrainConfig
@@ -13,7 +12,3 @@ def run(args: DiagnoseArgs) -> str:
     if any(isinstance(load_any_config(path), ReasonerTrainConfig) for path in args.runs):
         return puzzles.run(args)
     return language.run(args)
-
-
-def main(arguments: list[str]) -> int:
-    return run_command(DiagnoseArgs, run, arguments, prog="deeploop diagnose")

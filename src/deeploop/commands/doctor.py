@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 
 import deeploop
-from deeploop.commands.parsing import parse
 from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
@@ -73,9 +72,21 @@ def describe_gpu() -> str:
         return f"none found; {built}"
     free, total = torch.cuda.mem_get_info()
     count = torch.cuda.device_count()
+    major, minor = torch.cuda.get_device_capability()
     return (
-        f"{count} × {device_name(torch.device('cuda'))}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
+        f"{count} × {device_name(torch.device('cuda'))}, compute capability {major}.{minor}, "
+        f"{free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
     )
+
+
+def describe_fp8() -> str:
+    import torch
+
+    from deeploop.train.execution import FP8_CAPABILITY
+
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() >= FP8_CAPABILITY:
+        return "possible with --device.precision fp8, where the Triton kernels run"
+    return "not possible; it needs a GPU of compute capability {}.{} or more".format(*FP8_CAPABILITY)
 
 
 def installed() -> Iterator[tuple[str, str]]:
@@ -158,13 +169,14 @@ def self_test(config: TrainConfig) -> str:
     return f"in {seconds:.1f} s: loss {first:.3f} → {last:.3f}, {len(text)} characters of text"
 
 
-def main(arguments: list[str]) -> int:
-    parse(DoctorArgs, arguments, prog="deeploop doctor")
+def run(args: DoctorArgs) -> int:
+    """Print a line for each thing that is known, as soon as it is."""
     for name, description in installed():
         print(f"{name:<18}{description}", flush=True)
     with tempfile.TemporaryDirectory() as folder, one_thread():
         config = small_config(Path(folder))
         print(f"{'training uses':<18}{describe_execution(config)}", flush=True)
+        print(f"{'FP8':<18}{describe_fp8()}", flush=True)
         print(
             f"{'self-test':<18}{STEPS} steps of a tiny model; it is saved, loaded and asked for text",
             flush=True,

@@ -6,8 +6,6 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from deeploop.commands.parsing import run_command
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExportArgs:
@@ -39,8 +37,3 @@ def run(args: ExportArgs) -> str:
     if args.cache_rounds is not None:
         raise ValueError(f"cache_rounds={args.cache_rounds}: must be unset with --format nanbeige")
     return export_nanbeige(args.run, args.folder, dtype=args.dtype, context=args.context)
-
-
-def main(arguments: list[str]) -> int:
-    words = {"rounds": "rounds=… in from_pretrained, one export serves all"}
-    return run_command(ExportArgs, run, arguments, prog="deeploop export", words=words)

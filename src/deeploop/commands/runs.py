@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from deeploop.commands.parsing import run_command
 from deeploop.report.listing import as_json, text
 from deeploop.report.runs import Run, differing, find_runs
 
@@ -44,7 +43,3 @@ ORDERS: dict[str, Callable[[Run], Any]] = {
     "loss": lambda run: run.validation.get("loss") or math.inf,
     "started": lambda run: run.stamp.get("written", ""),
 }
-
-
-def main(arguments: list[str]) -> int:
-    return run_command(RunsArgs, run, arguments, prog="deeploop runs")

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
@@ -74,7 +74,8 @@ def main(arguments: list[str]) -> int:
     if any(word in HELP for word in rest):
         print(first_options(base, source))
         return 0
-    switches, rest = take_switches(rest, (AUTO_LR, DRY_RUN, QUIET))
+    switches = {*rest} & {AUTO_LR, DRY_RUN, QUIET}
+    rest = [word for word in rest if word not in switches]
     require_new_flags(rest, base.task)
     shape, told = shape_of_width(base, rest)
     rest = full_words(["--help" if word == HELP_ALL else word for word in rest], leaf_hints(type(base)))
@@ -116,7 +117,9 @@ def main(arguments: list[str]) -> int:
     size = config.device.micro_batch
     smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
     with memory_advice(f"--device.no-graph, --device.recompute block, or --device.micro-batch {smaller}"):
-        start = runner(dry_run=DRY_RUN in switches, quiet=QUIET in switches)
+        with nullcontext() if QUIET in switches else loading_torch():
+            from deeploop.train.loop import train
+        start = preview if DRY_RUN in switches else train
         # What is not as `words_of_source` has it was typed, or stands in the file.
         named = [f"model.{name}" for name in getattr(config.model, "__dataclass_fields__", ())]
         stop = StopRequest()
@@ -244,13 +247,6 @@ def check_path(config: Any, base: Any) -> None:
         )
 
 
-def runner(*, dry_run: bool, quiet: bool) -> Callable[..., dict[str, Any] | None]:
-    """The function that trains a config, or that says what would be trained."""
-    with nullcontext() if quiet else loading_torch():
-        from deeploop.train.loop import train
-    return preview if dry_run else train
-
-
 def preview(
     config: RunConfig, *, source: str, quiet: bool, named: Collection[str], stop: StopRequest
 ) -> None:
@@ -295,11 +291,6 @@ def _base_without_recipe(words: list[str]) -> tuple[RunConfig, str, list[str]] |
         if option in words:
             raise ValueError(f"{option}: names nothing; give {option} {what}, or a recipe as the first word")
     return None
-
-
-def take_switches(words: list[str], known: tuple[str, ...]) -> tuple[set[str], list[str]]:
-    """The switches among the words that are no fields of a config, and the words without them."""
-    return {word for word in words if word in known}, [word for word in words if word not in known]
 
 
 def take_value(words: list[str], option: str) -> tuple[str | None, list[str]]:

@@ -57,6 +57,14 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     raise ValueError(f"{where}={value!r}: not a value of the kind this field has")
 
 
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"model": {"p": 0.5}} → {"model.p": 0.5}."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
 def _field_hints(kind: type) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}

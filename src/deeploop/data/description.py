@@ -1,9 +1,15 @@
-"""Read the JSON description of a prepared folder: corpus.json, chat.json or puzzles.json."""
+"""Read a prepared folder by its JSON description: corpus.json, chat.json or puzzles.json."""
 
+import hashlib
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from deeploop.data.arrays import read_npy
 from deeploop.data.pretrained_tokenizer import LARGEST
 from deeploop.files import read_object
 
@@ -45,3 +51,46 @@ def check_fields(found: Any, fields: Any, name: str) -> None:
             check_fields(found[field], inner, f"{name}.{field}")
         if "file" in fields and not FILE_NAME.fullmatch(found["file"]):
             raise ValueError(f"{name}.file: must be a plain file name, not {found['file']!r:.40}")
+
+
+def require_settings(
+    out: Path, what: str, found: Mapping[str, Any], asked: Mapping[str, Any], words: Mapping[str, str]
+) -> None:
+    """Raise ValueError unless a prepared folder has these settings; `words` name those kept as a hash."""
+    for name, value in asked.items():
+        if (before := found.get(name)) != value:
+            other = words.get(name, f"{name} {before!r:.40}, not {value!r:.40}")
+            raise ValueError(
+                f"{out}: already holds {what} with {other}; remove it or choose another folder with --out"
+            )
+
+
+def digest(array: np.ndarray) -> str:
+    """sha256 of an array's content."""
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+
+
+def read_array(path: Path, description: str, shape: list[int], types: tuple[str, ...]) -> np.ndarray:
+    """Read an array of the shape that a description names, and of one of these types; memory-mapped."""
+    try:
+        array = read_npy(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path.name}: missing") from None
+    except OSError as error:
+        raise ValueError(f"{path.name}: can't be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ValueError(f"{path.name}: unreadable ({error})") from None
+    if list(array.shape) != shape or array.dtype.str not in types:
+        held = f"holds {list(array.shape)} of {array.dtype.str}"
+        raise ValueError(f"{path.name}: {held}, {description} has {shape} of {' or '.join(types)}")
+    return array
+
+
+@contextmanager
+def naming_damage(folder: Path) -> Iterator[None]:
+    """Add the folder and a remedy to an error about its content, as `prepare` replaces nothing."""
+    try:
+        yield
+    except ValueError as error:
+        what = str(error).removeprefix(f"{folder}/")
+        raise ValueError(f"{folder}: {what}; delete the folder and prepare it again") from None

@@ -1,7 +1,7 @@
 """Measurements on looped models: alignment, updates, collapse.
 
-`measure` and `kappa` give the alignment κ_R of any looped module; `audit_tying`, `audit_alpha` and
-`audit_beta` check a model of your own; `token_similarity`, `unigram_floor` and `judge` detect a collapse.
+`measure` and `kappa` give the alignment κ_R of any looped module; `audit_alpha` and `audit_beta` check a
+model of your own; `token_similarity`, `unigram_floor` and `judge` detect a collapse.
 """
 
 from importlib import import_module as _import_module
@@ -10,7 +10,7 @@ from typing import Any as _Any
 # By module: `exponent` works without torch, so the others are imported on first access.
 _PUBLIC = {
     "alignment": ("Alignment", "kappa", "measure"),
-    "audit": ("Finding", "audit_alpha", "audit_beta", "audit_tying"),
+    "audit": ("Finding", "audit_alpha", "audit_beta"),
     "collapse": ("judge", "token_similarity", "unigram_floor"),
     "exponent": ("GammaFit", "Point", "fit_gamma"),
     "perturbation": ("AdamState", "StepEffect", "step_effect"),

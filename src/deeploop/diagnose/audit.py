@@ -1,12 +1,12 @@
-"""Audit a looped model: are its blocks tied, is α right for its depth, are its matrices drawn with β?
+"""Audit a looped model: is α right for its depth, are its matrices drawn with β?
 
-Public code has shipped a loop with silently untied copies, and an α for another depth. Each function returns
-findings; `problems` keeps those that are wrong.
+Public code has shipped an α for another depth. Each function returns findings; `problems` keeps those that
+are wrong.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -36,22 +36,6 @@ def problems(findings: Iterable[Finding]) -> list[Finding]:
     return [finding for finding in findings if not finding.right]
 
 
-def audit_tying(rounds: Sequence[Sequence[nn.Module]]) -> list[Finding]:
-    """Check that `rounds[r][k]`, which round r applies as block k, has the same memory in every round.
-
-    A copy with equal values is not tied: the next step changes it independently.
-    """
-    findings = []
-    for k, blocks in enumerate(zip(*rounds, strict=True)):
-        first = _memory(blocks[0])
-        for r, block in enumerate(blocks[1:], start=2):
-            shared = _memory(block) == first
-            equal = shared or _equal(blocks[0], block)
-            found = "the same memory" if shared else "a copy with equal values" if equal else "other values"
-            findings.append(Finding(f"block {k}, round {r}", "the memory of round 1", found, shared))
-    return findings
-
-
 def count_visits(modules: Mapping[str, nn.Module], run: Callable[[], object]) -> dict[str, int]:
     """Count the calls of each module while `run` calls the model once."""
     visits: Counter[str] = Counter()
@@ -68,14 +52,13 @@ def audit_alpha(
     rule: ScalingRule | Callable[[int, int], float],
     run: Callable[[], object],
     *,
-    trained_rounds: int | None = None,
     within: str = "",
 ) -> list[Finding]:
     """Compare α of every residual with the rule at the actual depth, which is found by counting visits.
 
     `rule` is the paper's, a function of N, half the number of residual visits; or a function of K and R such
-    as `flat_alpha`: half the number of residual sublayers, and the visits to each. `trained_rounds` is the
-    depth to use if α is kept at test time. `within` selects residuals by the prefix of their name.
+    as `flat_alpha`: half the number of residual sublayers, and the visits to each. `within` selects residuals
+    by the prefix of their name.
     """
     residuals = {
         name: module
@@ -83,15 +66,14 @@ def audit_alpha(
         if isinstance(module, ScaledResidual) and name.startswith(within)
     }
     visits = count_visits(residuals, run)
-    M = len(residuals) * trained_rounds if trained_rounds else sum(visits.values())
-    K = max(1, len(residuals) // 2)
+    M, K = sum(visits.values()), max(1, len(residuals) // 2)
     findings = []
     for name, module in residuals.items():
         if isinstance(rule, ScalingRule):
             alpha = rule.alpha(max(1, M // 2))
             formula = f"({float(rule.c):g}·{M // 2})^{float(rule.p):g}"
         else:
-            R = trained_rounds or max(1, visits[name])
+            R = max(1, visits[name])
             alpha, formula = rule(K, R), f"that of K = {K}, R = {R}"
         right = math.isclose(module.alpha, alpha, rel_tol=1e-6)
         what = f"α of {name} ({visits[name]} visits)"
@@ -99,24 +81,15 @@ def audit_alpha(
     return findings
 
 
-def audit_beta(matrices: Mapping[str, tuple[Tensor, float]], *, sigmas: float = 5.0) -> list[Finding]:
+def audit_beta(matrices: Mapping[str, tuple[Tensor, float]]) -> list[Finding]:
     """Compare the standard deviation of each newly drawn matrix with the expected one.
 
-    n draws estimate it with a relative error of 1/√(2n); `sigmas` times that is allowed.
+    n draws estimate it with a relative error of 1/√(2n); five times that is allowed.
     """
     findings = []
     for name, (matrix, std) in matrices.items():
         found = float(matrix.detach().double().std())
-        room = sigmas * std / math.sqrt(2 * matrix.numel())
+        room = 5 * std / math.sqrt(2 * matrix.numel())
         right = abs(found - std) <= room
         findings.append(Finding(f"std of {name}", f"{std:.4g} ± {room:.1g}", f"{found:.4g}", right))
     return findings
-
-
-def _memory(module: nn.Module) -> list[int]:
-    return [parameter.data_ptr() for parameter in module.parameters()]
-
-
-def _equal(a: nn.Module, b: nn.Module) -> bool:
-    pairs = zip(a.parameters(), b.parameters(), strict=True)
-    return all(x.shape == y.shape and bool((x == y).all()) for x, y in pairs)

@@ -6,7 +6,7 @@ Prompts, choices and scoring are unchanged: only the config's dataset is replace
 
 import difflib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,16 +129,12 @@ def local_config(name: str, data: Path) -> dict[str, Any]:
             config[kind] = None  # no such file to draw from
     splits = DatasetDict({split: Dataset.from_list(content) for split, content in rows.items()})
     if (clean := config.get("process_docs")) is not None:
-        config["process_docs"] = _clean_once(clean)
+        config["process_docs"] = lambda docs: docs if CLEANED[0] in docs.column_names else clean(docs)
     return config | {
         "dataset_path": str(data / name),
         "dataset_name": None,
         "custom_dataset": lambda **_: splits,
     }
-
-
-def _clean_once(clean: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda docs: docs if CLEANED[0] in docs.column_names else clean(docs)
 
 
 def read_rows(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:

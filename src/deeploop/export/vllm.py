@@ -14,7 +14,7 @@ from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.sequence import IntermediateTensors
 
 from deeploop.export.vllm_plugin import require_served
-from deeploop.models.gpt import LoopedGPT
+from deeploop.models.hf import looped_gpt
 from deeploop.nn.cache import EngineAttention
 
 
@@ -38,7 +38,7 @@ class DeepLoopForCausalLM(nn.Module):
         config = vllm_config.model_config.hf_config
         require_served(vllm_config)
         with torch.device("meta"):
-            self.model = LoopedGPT(config.to_gpt())
+            self.model = looped_gpt(config)
         self.model.to_empty(device=vllm_config.device_config.device)
         self.model.init_tables()
         self.model.set_rounds(config.rounds)

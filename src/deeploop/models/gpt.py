@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from deeploop.config.loop import GateConfig
 from deeploop.models.exit_gate import ExitGate, exit_loss
 from deeploop.models.gpt_config import PARTS, GPTConfig, Part
-from deeploop.nn.cache import Cache, EngineAttention, KeyValueCache, causal_mask
+from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
 from deeploop.nn.context import Context, Mask
 from deeploop.nn.documents import document_mask, document_positions
 from deeploop.nn.init import init_weights_
@@ -259,9 +259,7 @@ class LoopedGPT(nn.Module):
 
     def recomputes(self, unit: Recompute, context: Context) -> bool:
         """True if activations of that unit are recomputed in the backward pass."""
-        cache = context.cache
-        kept = cache is not None and not (isinstance(cache, EngineAttention) and not cache.keeps)
-        return self.recompute == unit and not kept and torch.is_grad_enabled()
+        return self.recompute == unit and context.cache is None and torch.is_grad_enabled()
 
     @property
     def free_rounds(self) -> int:
@@ -417,7 +415,7 @@ class LoopedGPT(nn.Module):
                 module.set_scales(scales.alpha, scales.epsilon)
 
     def _loss_head(self) -> tuple[Tensor, Tensor | None]:
-        # In training the softmax includes the padding, as in the paper's code base.
+        # In training the softmax includes the padding, as in the lineage's code.
         padded = self.training or not self.config.mask_padding
         return self._head(self.config.padded_vocabulary if padded else self.config.vocabulary)
 

@@ -16,6 +16,7 @@ from inspect import Signature, signature
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -27,14 +28,21 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt import Block, LoopedGPT
 from deeploop.models.hf_attention import OverwrittenCache, TransformersAttention
 from deeploop.models.hf_config import DeepLoopConfig
 from deeploop.models.hf_source import write_source
 from deeploop.nn.layers import rotary_table
+from deeploop.nn.written import as_written
+
+
+@as_written
+class CheckpointedBlock(GradientCheckpointingLayer, Block):
+    """A block whose visits transformers recomputes in the backward pass, if asked."""
 
 
 class DeepLoopPreTrainedModel(PreTrainedModel):
@@ -66,19 +74,6 @@ class DeepLoopPreTrainedModel(PreTrainedModel):
             module.load_state_dict(kept, strict=False)
         module.gpt.init_tables()
 
-    def _set_gradient_checkpointing(
-        self,
-        enable: bool = True,
-        gradient_checkpointing_func: Callable[..., Any] | None = None,
-        every_n_layers: int = 1,
-    ) -> None:
-        """Recompute each block visit by `maybe_checkpoint`; transformers' function is not used."""
-        if every_n_layers != 1:
-            raise ValueError(f"every_n_layers={every_n_layers}: must be 1, every visit is recomputed")
-        model: Any = self.base_model
-        model.gradient_checkpointing = enable  # what `is_gradient_checkpointing` reads
-        model.gpt.recompute = "block" if enable else "off"
-
     @torch.no_grad()
     def resize_token_embeddings(
         self,
@@ -86,32 +81,37 @@ class DeepLoopPreTrainedModel(PreTrainedModel):
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> nn.Embedding:
-        """Give the vocabulary another size; a new word has the mean of the old rows, and their lowest bias.
+        """Resize as every model of transformers. Rows beyond the vocabulary, which are no words, go first.
 
-        As always, the embedding has rows up to the next multiple of 64.
+        A new word has the lowest bias of the old ones.
         """
         model: Any = self.base_model
         gpt: LoopedGPT = model.gpt
-        multiple = pad_to_multiple_of or 1
-        old = gpt.config.vocabulary
-        words = -(-(new_num_tokens or old) // multiple) * multiple
-        if words == old:
+        if new_num_tokens is None and pad_to_multiple_of is None:
             return gpt.embedding
-        self.config.vocabulary = words
+        old = gpt.config.vocabulary
+        drop_padding(gpt)
+        self.config.padded = False
+        embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        words = len(embedding.weight)
+        if not mean_resizing:
+            for matrix in (gpt.embedding, gpt.head) if gpt.head else (gpt.embedding,):
+                matrix.weight[old:].normal_(std=float(matrix.weight[:old].std()))
+        if gpt.output_bias is not None:
+            lowest = float(gpt.output_bias.min())
+            bias = F.pad(gpt.output_bias[:words], (0, max(0, words - old)), value=lowest)
+            gpt.output_bias = nn.Parameter(bias, requires_grad=gpt.output_bias.requires_grad)
         gpt.config = replace(gpt.config, vocabulary=words)
-        rows = gpt.config.padded_vocabulary
-        for module, name in ((gpt.embedding, "weight"), (gpt.head, "weight"), (gpt, "output_bias")):
-            weight = getattr(module, name, None)
-            if weight is not None:
-                new = weight[:old].mean(0) if weight.ndim == 2 else weight[:old].min()
-                kept = weight[: min(old, rows)]
-                added = new.expand(rows - len(kept), *weight.shape[1:])
-                resized = nn.Parameter(torch.cat((kept, added)), requires_grad=weight.requires_grad)
-                setattr(module, name, resized)
-        gpt.embedding.num_embeddings = rows
-        if gpt.head is not None:
-            gpt.head.out_features = rows
-        return gpt.embedding
+        return embedding
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """Return the head; None where it is the embedding."""
+        model: Any = self.base_model
+        return model.gpt.head
+
+    def set_output_embeddings(self, new: nn.Module) -> None:
+        model: Any = self.base_model
+        model.head = new
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save as every model of transformers, with the code beside the weights."""
@@ -125,6 +125,26 @@ class DeepLoopPreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, *args, **kwargs)
 
 
+def looped_gpt(config: DeepLoopConfig) -> LoopedGPT:
+    """Build the model of a config, with as many rows of the embedding as its files have."""
+    gpt = LoopedGPT(config.to_gpt(), seed=torch.initial_seed() % 2**63)
+    if not config.padded:
+        drop_padding(gpt)
+    return gpt
+
+
+def drop_padding(gpt: LoopedGPT) -> None:
+    """Leave embedding, head and bias a row for each word and no more."""
+    words = gpt.config.vocabulary
+    for module, name in ((gpt.embedding, "weight"), (gpt.head, "weight"), (gpt, "output_bias")):
+        weight = getattr(module, name, None)
+        if weight is not None:
+            setattr(module, name, nn.Parameter(weight[:words].detach().clone(), weight.requires_grad))
+    gpt.embedding.num_embeddings = words
+    if gpt.head is not None:
+        gpt.head.out_features = words
+
+
 class DeepLoopModel(DeepLoopPreTrainedModel):
     """A LoopedGPT without its readout.
 
@@ -135,15 +155,16 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
 
     def __init__(self, config: DeepLoopConfig) -> None:
         super().__init__(config)
-        self.share(LoopedGPT(config.to_gpt(), seed=torch.initial_seed() % 2**63))
+        self.share(looped_gpt(config))
         self._follow_config()
         # Unless on the meta device, it has drawn its weights: by its own rule, not by a common std.
         self._is_hf_initialized = not self.gpt.cos.is_meta
-        self.gradient_checkpointing = False
         self.post_init()
 
     def share(self, gpt: LoopedGPT) -> None:
         """Take over the parts of a LoopedGPT: both have one set of parameters, buffers and submodules."""
+        for block in (*gpt.prelude, *gpt.blocks, *gpt.coda):
+            block.__class__ = CheckpointedBlock
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             vars(self)[name] = vars(gpt)[name]
         vars(self)["gpt"] = gpt
@@ -183,6 +204,12 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
             inputs_embeds = self.gpt.embedding(input_ids)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
+        if (
+            self.training and self.is_gradient_checkpointing
+        ):  # a visit is computed twice, and would write twice
+            if past_key_values is not None:
+                raise ValueError("past_key_values: must be None in training with gradient checkpointing")
+            use_cache = False
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None:
@@ -357,13 +384,6 @@ class DeepLoopForCausalLM(DeepLoopPreTrainedModel, GenerationMixin):
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
-
-    def get_output_embeddings(self) -> nn.Module | None:
-        """Return the head; None where it is the embedding."""
-        return self.model.gpt.head
-
-    def set_output_embeddings(self, new: nn.Module) -> None:
-        self.model.head = new
 
 
 def _positions(embedded: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:

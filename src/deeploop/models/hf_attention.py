@@ -38,7 +38,6 @@ class TransformersAttention(EngineAttention):
         self.config: DeepLoopConfig = model.config
         self.training = model.training
         self.cache, self.mask, self.options = cache, mask, options
-        self.keeps = cache is not None or "cache" in options  # continuous batching has a cache of its own
         self.weights: list[Tensor] | None = [] if wanted else None
 
     @property

@@ -14,7 +14,8 @@ class DeepLoopConfig(PreTrainedConfig):
 
     `rounds` may be changed for test-time depth, also in `from_pretrained(folder, rounds=5)`; α stays that
     of `trained_rounds` unless `recompute_alpha` is set. `cache_rounds` is the budget of rounds whose keys and
-    values are kept, as in `LoopedGPT.set_cache_rounds`; None keeps all.
+    values are kept, as in `LoopedGPT.set_cache_rounds`; None keeps all. With `padded`, as trained, the
+    embedding has rows up to the next multiple of 64; after `resize_token_embeddings` it has none but words.
     """
 
     model_type = "deeploop"
@@ -33,6 +34,7 @@ class DeepLoopConfig(PreTrainedConfig):
     rounds: int = GPTConfig.rounds
     trained_rounds: int | None = None
     cache_rounds: int | None = None
+    padded: bool = True
     use_cache: bool = True
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None

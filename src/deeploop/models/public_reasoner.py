@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner_config import PuzzleShape, ReasonerConfig
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape, ReasonerConfig, TRMConfig
 
 PREFIXES = ("_orig_mod.", "model.", "inner.")
 TOP = {

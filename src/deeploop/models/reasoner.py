@@ -1,6 +1,6 @@
 """Reasoner: a two-speed recurrence over a puzzle: z_L ← L(z_L + z_H + x) often, z_H ← H(z_H + z_L) once.
 
-HRM and TRM are its two configs (`hrm.py`, `trm.py`): two modules, or one in both roles. Blocks are
+HRM and TRM are its two configs (`reasoner_config.py`): two modules, or one in both roles. Blocks are
 post-normalized without an inner norm: x ← Norm(x + f(x)) as published, x ← Norm(αx + f(x)) with a scaling
 rule. Norms have no gain, so the flat rule consists of α and the standard initialization.
 

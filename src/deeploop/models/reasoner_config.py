@@ -1,11 +1,11 @@
-"""ReasonerConfig: shape, recurrence and parameterization shared by HRM and TRM, validated."""
+"""Configs of HRM, with a slow and a fast module, and of TRM, one module in both roles: validated."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from deeploop.rules import NAMED, Rule, parse
 from deeploop.theory.scaling import Scales
-from deeploop.theory.visits import HORIZONS, DepthFrom, Horizon, Schedule
+from deeploop.theory.visits import HORIZONS, DepthFrom, Horizon, Schedule, hierarchy, shared_hierarchy
 
 Mixer = Literal["attention", "mlp"]
 VARIED = ("p", "alpha", "beta", "gain")  # parameters of a rule that a block without gains and inner norm has
@@ -105,6 +105,70 @@ class ReasonerConfig:
     def N(self) -> int:
         """The depth for the rule: counted from the schedule, unless it was set."""
         return self.depth or self.schedule.rule_depth(self.depth_from)
+
+
+@dataclass(frozen=True)
+class HRMConfig(ReasonerConfig):
+    """HRM; the defaults are the published model, whose graph has only the last call of L and of H."""
+
+    high_blocks: int = 4
+    """Stored blocks K_H of module H."""
+    low_blocks: int = 4
+    """Stored blocks K_L of module L."""
+    high_rule: str = ""
+    """Residual rule of module H, if it is not that of L."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("high_blocks", "low_blocks"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        if self.high_rule:
+            self._check_rule("high_rule")
+
+    @property
+    def blocks_of(self) -> dict[str, int]:
+        return {"H": self.high_blocks, "L": self.low_blocks}
+
+    def module_of(self, role: Literal["L", "H"]) -> str:
+        return role
+
+    @property
+    def schedule(self) -> Schedule:
+        return hierarchy(self.high_blocks, self.low_blocks, self.cycles, self.low_cycles, self.horizon)
+
+    def _rule_named(self, module: str) -> str:
+        return self.high_rule if module == "H" and self.high_rule else self.rule
+
+
+@dataclass(frozen=True)
+class TRMConfig(ReasonerConfig):
+    """TRM; the defaults are the published ARC model, whose graph has the whole last cycle."""
+
+    cycles: int = 3
+    """Cycles T of a segment; the module is called once in the role of H in each."""
+    low_cycles: int = 4
+    """Calls n in the role of L in a cycle."""
+    horizon: Horizon = "last_cycle"
+    """Calls with gradients: the last of each role, the last cycle, or all."""
+    puzzle_positions: int = 16
+    """Positions before the board: the puzzle's embedding, and zeros if there are more."""
+    blocks: int = 2
+    """Stored blocks of the one module."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("blocks", self.blocks >= 1, "at least 1")
+
+    @property
+    def blocks_of(self) -> dict[str, int]:
+        return {"shared": self.blocks}
+
+    def module_of(self, role: Literal["L", "H"]) -> str:
+        return "shared"
+
+    @property
+    def schedule(self) -> Schedule:
+        return shared_hierarchy(self.blocks, self.cycles, self.low_cycles, self.horizon)
 
 
 class PuzzleShape(NamedTuple):

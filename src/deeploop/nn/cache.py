@@ -24,9 +24,6 @@ class UpdatedCache(Protocol):
 class EngineAttention(ABC):
     """Attention computed by a serving engine, which keeps keys, values and mask; passed as a cache."""
 
-    keeps: bool = True
-    """Keys and values are kept: a visit must not be computed twice."""
-
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, slot: int) -> Tensor:
         """Return the heads' outputs (B, H, T, D) for q (B, H, T, D), k and v with H heads or fewer."""

@@ -195,7 +195,7 @@ def accuracy(ours: Sequence[Scores], shots: int, task: str) -> float | None:
 def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
     """R, ramp and additions → runs of the paper's block over two exponents or more; some must have three.
 
-    The paper's recipe first; fewer rounds before more, gentle ramps before steep ones.
+    Without additions first; fewer rounds before more, gentle ramps before steep ones.
     """
     found: dict[tuple[str, int, float], list[Run]] = {}
     for run in (run for run in setup.runs if run.rule.is_paper):
@@ -253,11 +253,11 @@ def count_escapes(runs: Sequence[Run], histories: Histories) -> Escapes:
     )
 
 
-def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a share, within [0, 1]."""
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's score interval of a share at 95%, within [0, 1]."""
     if trials == 0:
         return 0.0, 1.0
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    z = NormalDist().inv_cdf(0.975)
     share, weight = successes / trials, z * z / trials
     centre = share + weight / 2
     half = z * math.sqrt(share * (1 - share) / trials + weight / (4 * trials))

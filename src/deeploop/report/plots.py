@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from deeploop.files import atomic_file
 from deeploop.rules import RULES
@@ -49,8 +49,6 @@ class Line:
     width: float = 1.6
     size: float = 4.0
     strength: float = 1.0
-    ends: tuple[Sequence[float], Sequence[float]] | None = None
-    """Lower and upper ends of error bars."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class Chart:
     """Panels beside each other on a page; on a phone all stand below each other."""
     height: float = 3.4
     """Inches of a row of panels."""
-    shared_y: bool | Literal["row"] = True
+    shared_y: bool = True
     ratios: Sequence[float] | None = None
     """Widths of the columns."""
     names: Sequence[tuple[str, str]] = ()
@@ -139,11 +137,6 @@ def graded(count: int) -> list[str]:
     return [_mixed(GRADED[low], GRADED[low + 1], place - low) for low, place in pairs]
 
 
-def round_colours(rounds: Sequence[int]) -> dict[int, str]:
-    """R → colour, from violet to orange as R grows."""
-    return dict(zip(rounds, graded(len(rounds)), strict=True))
-
-
 def _mixed(one: str, other: str, share: float) -> str:
     pairs = [(int(one[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(a + share * (b - a)):02X}" for a, b in pairs)
@@ -180,7 +173,16 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     for line in panel.lines:
-        _draw_line(axes, line)
+        axes.plot(
+            line.x,
+            line.y,
+            line.style,
+            color=line.colour,
+            lw=line.width,
+            ms=line.size,
+            alpha=line.strength,
+            label=plain(line.label) if line.label else "_",
+        )
     if panel.image is not None:
         axes.imshow(panel.image, aspect="auto", interpolation="none", **(panel.image_style or {}))
     for x, y, words, colour in panel.texts:
@@ -218,26 +220,6 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
 
 def scaled(factor: float) -> Any:
     return lambda y: y * factor
-
-
-def _draw_line(axes: "Axes", line: Line) -> None:
-    label = plain(line.label) if line.label else "_"
-    style: dict[str, Any] = {
-        "color": line.colour,
-        "lw": line.width,
-        "ms": line.size,
-        "alpha": line.strength,
-        "label": label,
-    }
-    if line.ends is None:
-        axes.plot(line.x, line.y, line.style, **style)
-        return
-    low, high = line.ends
-    bars = [
-        [y - end for y, end in zip(line.y, low, strict=True)],
-        [end - y for y, end in zip(line.y, high, strict=True)],
-    ]
-    axes.errorbar(line.x, line.y, yerr=bars, fmt=line.style, elinewidth=0.8, **style)
 
 
 def _draw_mark(axes: "Axes", x: float, words: str) -> None:
@@ -312,12 +294,6 @@ def _svg(figure: "Figure", kind: str) -> str:
 
 
 # ── Numbers for lines ───────────────────────────────────────────────────────────────────────────────────
-def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one metric, where it was recorded."""
-    pairs = [(record["step"], record[key]) for record in records if record.get(key) is not None]
-    return [step for step, _ in pairs], [value for _, value in pairs]
-
-
 def running_mean(values: Sequence[float], window: int) -> list[float]:
     """Mean of each value and up to `window` - 1 before it."""
     starts = (max(0, end - window) for end in range(1, len(values) + 1))

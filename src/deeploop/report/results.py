@@ -41,6 +41,11 @@ def add(folder: Path, record: Record, identity: Sequence[str], name: str = "eval
     return path
 
 
+def printed(record: Record, text: str, files: Sequence[Path], *, as_json: bool) -> str:
+    """What a command prints of a record: JSON, or a text and the files that were written."""
+    return json.dumps(record, indent=1) if as_json else f"{text}\n\nwritten: {', '.join(map(str, files))}"
+
+
 def agree(old: Record, new: Record, fields: Sequence[str]) -> bool:
     return all(old.get(name) == new[name] for name in fields)
 

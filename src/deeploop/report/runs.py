@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, Literal
 
 from deeploop.config import old_names
-from deeploop.config.json import to_dict
+from deeploop.config.json import flatten, to_dict
 from deeploop.files import read_object
 from deeploop.rules import Rule, parse
 from deeploop.runs.endings import ENDED, State, ending, run_state, stopped_at
@@ -284,14 +284,6 @@ def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     for name in values.keys() & kinds.keys():
         if not isinstance(values[name], kinds[name]):
             raise ValueError(f"{name}={values[name]!r}: must be a {kinds[name]}")
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"model": {"p": 0.5}} → {"model.p": 0.5}."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
 
 
 def applies(run: Run, name: str) -> bool:

@@ -27,7 +27,6 @@ from deeploop.train.checkpoint import save_weights
 from deeploop.train.rundir import create_run, new_run
 
 CONTEXT = 1024
-BACKPROP = 8  # rounds that gradients go through, where an injection lets them end
 UNITS = ((1e9, "GFLOPs"), (1e6, "MFLOPs"), (1e3, "kFLOPs"))
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from deeploop.config.checks import at_least
 from deeploop.config.short_names import SHORT
 from deeploop.files import parse_json
 from deeploop.paper.grids import Scale
@@ -73,9 +74,7 @@ class SweepArgs:
     """Share of the H200's peak that --dry-run assumes."""
 
     def __post_init__(self) -> None:
-        for name in ("jobs", "gpus"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        at_least(1, self, "jobs", "gpus")
         if self.minutes is not None and not self.minutes > 0:
             raise ValueError(f"minutes={self.minutes}: must be above 0")
         if self.minutes is not None and self.launcher == "slurm":

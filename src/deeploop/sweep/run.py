@@ -39,7 +39,7 @@ def run(args: SweepArgs) -> int:
     if args.tuned is not None and not args.status:
         cells = tuned(cells, args.tuned, args.overrides())
     folder = SweepFolder(
-        args.out or default_out(grid),
+        args.out or Path("runs/sweeps") / f"{grid.family}-{grid.scale}",
         grid,
         cells,
         gpus=args.gpus,
@@ -88,7 +88,8 @@ def choose_cells(cells: list[Cell], only: Sequence[str]) -> list[Cell]:
         known = {str(cell.axes[axis]) for cell in cells if axis in cell.axes}
         wanted = set(labels.split(","))
         if not equals or not wanted <= known:
-            axes = "; ".join(f"{name}={','.join(_labels(cells, name))}" for name in cells[0].axes)
+            found = {name: dict.fromkeys(str(cell.axes[name]) for cell in cells) for name in cells[0].axes}
+            axes = "; ".join(f"{name}={','.join(own)}" for name, own in found.items())
             raise ValueError(f"only={word}: must be an axis and some of its labels: {axes}")
         cells = [cell for cell in cells if str(cell.axes[axis]) in wanted]
     return cells
@@ -100,14 +101,6 @@ def cell_with_vocabulary(cell: Cell) -> Cell:
     if corpus is None:
         return cell
     return replace(cell, settings={**cell.settings, "model.vocabulary": corpus.vocabulary})
-
-
-def _labels(cells: list[Cell], axis: str) -> list[str]:
-    return list(dict.fromkeys(str(cell.axes[axis]) for cell in cells))
-
-
-def default_out(grid: Grid) -> Path:
-    return Path("runs/sweeps") / f"{grid.family}-{grid.scale}"
 
 
 def check_compare_at(folder: SweepFolder) -> None:

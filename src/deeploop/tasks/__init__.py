@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from deeploop.config import old_names
-from deeploop.config.json import from_dict, leaf_hints
+from deeploop.config.json import flatten, from_dict, leaf_hints
 from deeploop.config.run import RunConfig
 from deeploop.files import read_json, read_table
 
@@ -45,7 +45,7 @@ def read_config(path: Path) -> RunConfig:
     old_names.require_supported(data, f"{path}: ")
     stamp = read_json(path.with_name("run.json")) if path.name == "config.json" else {}
     task = str(stamp.get("task"))
-    kind = config_class(task) if task in KINDS else _kind_with(_leaves(data))
+    kind = config_class(task) if task in KINDS else _kind_with(set(flatten(data)))
     try:
         config: RunConfig = from_dict(kind, {**data, "resume": False})
         return config
@@ -58,14 +58,6 @@ def _kind_with(given: set[str]) -> type[RunConfig]:
     return min(
         map(config_class, KINDS), key=lambda kind: len(given - old_names.readable(leaf_hints(kind).keys()))
     )
-
-
-def _leaves(data: dict[str, Any], prefix: str = "") -> set[str]:
-    """The paths of a nested object's values."""
-    found: set[str] = set()
-    for name, value in data.items():
-        found |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name}
-    return found
 
 
 def _load(place: str) -> type[Any]:

@@ -8,8 +8,22 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from deeploop.config.checks import at_least
 from deeploop.eval.tasks import PAPER_TASKS
-from deeploop.tasks.iterate.options import IteratedOptions
 from deeploop.tasks.puzzles.options import ReasonerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class IteratedOptions:
+    """Options for an iterated task."""
+
+    steps: tuple[int, ...] = ()
+    """Numbers of steps, also beyond the trained ones; unset: those of the run's validation."""
+    rule: int | None = None
+    """A rule of the automaton other than the trained one."""
+    length: int | None = None
+    """A size other than the trained one, such as longer rows."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "steps")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,6 @@ class ScalingRule:
 
 DEEPNORM = ScalingRule(Fraction(1, 4))
 DEEPLOOP = ScalingRule(Fraction(1, 2))
-PAPER_RULES = {"deepnorm": DEEPNORM, "deeploop": DEEPLOOP}
 
 
 def factored_epsilon(K: int, R: int, gain: float = 1.0) -> float:

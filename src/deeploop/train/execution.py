@@ -166,7 +166,8 @@ def _require_chain(field: str, model: nn.Module, blocks: Blocks, why: list[str],
 
 def runs_fast_blocks(config: DeviceConfig, device: torch.device) -> bool:
     """Return True if blocks run in bf16 and on kernels or compiled, as the memory estimate assumes."""
-    return uses_bf16(config, device) and config.compile != "off"
+    compiles = config.compile != "off" and (known.HAS_TRITON or device.type != "cuda")
+    return compiles and uses_bf16(config, device)
 
 
 def runs_kernels(config: DeviceConfig, device: torch.device, known: bool) -> bool:
@@ -187,6 +188,8 @@ def _choose_blocks(config: DeviceConfig, device: torch.device, obstacle: str) ->
     on_gpu = device.type == "cuda"
     if config.compile == "off" or (config.compile == "auto" and not on_gpu):
         return "eager", ["device.compile is off"] if on_gpu else []
+    if on_gpu and not known.HAS_TRITON:  # torch.compile needs it too
+        return "eager", ["Triton is not installed"]
     why = list(_against_kernels(config, device, obstacle))
     return ("compiled", why[:1]) if why else ("kernels", [])
 
@@ -196,7 +199,5 @@ def _against_kernels(config: DeviceConfig, device: torch.device, obstacle: str) 
         yield "device.compile is on"
     if not uses_bf16(config, device):
         yield "the Triton kernels need bf16"
-    if not known.HAS_TRITON:
-        yield "Triton is not installed"
     if obstacle:
         yield obstacle

@@ -1,7 +1,5 @@
 """The header that `deeploop train` prints before the first step."""
 
-from dataclasses import dataclass
-
 from deeploop.config.run import RunConfig
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt_config import PARTS, GPTConfig
@@ -22,71 +20,62 @@ MAY_COLLAPSE = (
 UNITS = ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Facts of a run that are not in its config."""
+def header(
+    config: RunConfig,
+    source: str,
+    *,
+    parameters: int,
+    examples: int,
+    flops_per_step: int,
+    step_bytes: int,
+    device: str,
+    ranks: int = 1,
+    step: int = 0,
+    seconds: float = 0.0,
+    begun_with: int = 0,
+    validation_steps: float = 0.0,
+) -> list[str]:
+    """Return the lines on run, model, rule, data, optimizer, cost and device.
 
-    source: str
-    """The words after `deeploop train` that the config came from: a recipe, --config FILE, --resume RUN."""
-    parameters: int
-    examples: int
-    """Tokens of the training text, or training examples of a set of puzzles."""
-    flops_per_step: int
-    step_bytes: int
-    """Memory of a rank's step, estimated."""
-    device: str
-    ranks: int = 1
-    step: int = 0
-    """Steps that are done, and the seconds they took."""
-    seconds: float = 0.0
-    begun_with: int = 0
-    """Steps that the run was begun with; 0: those that it has."""
-    validation_steps: float = 0.0
-    """What one validation costs, in steps; 0: not known."""
-
-
-def header(config: RunConfig, facts: Facts) -> list[str]:
-    """Return the lines on run, model, rule, data, optimizer, cost and device."""
-    steps, done = config.optim.steps, facts.step
-    far = f"step {done:,} of {steps:,}" if done else f"{steps:,} steps"
-    lines = {
-        "run": f"{config.out}, {far} (deeploop train {facts.source})",
-        "model": f"{facts.parameters:,} parameters; {_loop(config.model)}",
-        "rule": _rule(config.model),
-        "data": config.planned(facts.examples),
-        "optimizer": _optimizer(config),
-        "cost": (f"{steps * facts.flops_per_step:.2g} FLOPs; " if facts.flops_per_step else "not known; ")
-        + f"memory about {bytes_text(facts.step_bytes)}{' per rank' if facts.ranks > 1 else ''} (estimate)"
-        + (
-            f"; a validation costs {facts.validation_steps:,.0f} steps"
-            if round(facts.validation_steps) > 1
-            else ""
-        ),
-        "device": facts.device + (f" × {facts.ranks} ranks" if facts.ranks > 1 else ""),
-    }
-    lines |= config.more_of_header(facts.begun_with or steps)
-    if 0 < done < steps and facts.seconds:
-        left = hours_minutes_seconds((steps - done) * facts.seconds / done)
+    `source` is the words after `deeploop train` that the config came from; `examples` are the training text's
+    tokens, or a set's puzzles; `step_bytes` is a rank's memory; `step` steps took `seconds`. 0 is not known.
+    """
+    steps = config.optim.steps
+    each, others = (" per rank", f" × {ranks} ranks") if ranks > 1 else ("", "")
+    cost = f"{steps * flops_per_step:.2g} FLOPs" if flops_per_step else "not known"
+    cost += f"; memory about {bytes_text(step_bytes)}{each} (estimate)"
+    if round(validation_steps) > 1:
+        cost += f"; a validation costs {validation_steps:,.0f} steps"
+    lines = _plan(config, source, parameters, step, config.planned(examples), cost)
+    lines |= {"device": device + others, **config.more_of_header(begun_with or steps)}
+    if 0 < step < steps and seconds:
+        left = hours_minutes_seconds((steps - step) * seconds / step)
         lines["time"] = f"{left} left at the speed so far, validation not counted"
     return _aligned(lines)
 
 
 def without_data(config: RunConfig, source: str) -> list[str]:
     """The header of a run whose data is not there: what the config alone says."""
-    model, missing = config.model, [str(folder) for folder in config.folders if not folder.exists()]
-    size = f"{parameter_count(model):,} parameters; " if isinstance(model, GPTConfig) else ""
+    missing = ", ".join(str(folder) for folder in config.folders if not folder.exists())
+    parameters = parameter_count(config.model) if isinstance(config.model, GPTConfig) else 0
     tokens, flops = task_class(config.task).tokens_and_flops(config) or (0, 0)
-    return _aligned(
-        {
-            "run": f"{config.out}, {config.optim.steps:,} steps (deeploop train {source})",
-            "model": size + _loop(model),
-            "rule": _rule(model),
-            "data": (f"{tokens:,} tokens planned; " if tokens else "")
-            + f"{', '.join(missing)}: not there yet, make it with `deeploop prepare`",
-            "optimizer": _optimizer(config),
-            "cost": f"{tokens * flops:.2g} FLOPs" if tokens else "not known",
-        }
-    )
+    data = f"{tokens:,} tokens planned; " * bool(tokens)
+    data += f"{missing}: not there yet, make it with `deeploop prepare`"
+    cost = f"{tokens * flops:.2g} FLOPs" if tokens else "not known"
+    return _aligned(_plan(config, source, parameters, 0, data, cost))
+
+
+def _plan(config: RunConfig, source: str, parameters: int, done: int, data: str, cost: str) -> dict[str, str]:
+    steps = config.optim.steps
+    far = f"step {done:,} of {steps:,}" if done else f"{steps:,} steps"
+    return {
+        "run": f"{config.out}, {far} (deeploop train {source})",
+        "model": f"{parameters:,} parameters; " * bool(parameters) + _loop(config.model),
+        "rule": _rule(config.model),
+        "data": data,
+        "optimizer": _optimizer(config),
+        "cost": cost,
+    }
 
 
 def legend(task: Task | type[Task]) -> list[str]:
@@ -164,7 +153,8 @@ def introduction(run: ActiveRun, source: str | None) -> list[str]:
     if source is None:
         return _notes(run)
     task = run.task
-    facts = Facts(
+    lines = header(
+        run.config,
         source,
         parameters=sum(parameter.numel() for parameter in run.model.parameters()),
         examples=task.examples,
@@ -177,7 +167,7 @@ def introduction(run: ActiveRun, source: str | None) -> list[str]:
         begun_with=task.begun_with,
         validation_steps=task.validation_steps,
     )
-    return [*header(run.config, facts), *_notes(run), *legend(run.task)]
+    return [*lines, *_notes(run), *legend(task)]
 
 
 def _notes(run: ActiveRun) -> list[str]:

@@ -65,19 +65,15 @@ class MetricsWriter:
             self._wandb.finish()
 
 
-def read_metrics(folder: Path, kind: str | None = None, *, file: str = "metrics.jsonl") -> list[Record]:
+def read_metrics(folder: Path, kind: str | None = None) -> list[Record]:
     """Return the records of a run in order, without a line that a crash cut off."""
-    return [record for record in stream_metrics(folder, file) if kind is None or record["kind"] == kind]
+    records = (record for record in stream_lines(folder) if record is not None)
+    return [record for record in records if kind is None or record["kind"] == kind]
 
 
-def stream_metrics(folder: Path, file: str = "metrics.jsonl") -> Iterator[Record]:
-    """Yield the records one by one, for files that are too long to hold."""
-    return (record for record in stream_lines(folder, file) if record is not None)
-
-
-def stream_lines(folder: Path, file: str = "metrics.jsonl") -> Iterator[Record | None]:
+def stream_lines(folder: Path) -> Iterator[Record | None]:
     """Yield each line's record, or None if the line is damaged. A truncated last line is dropped."""
-    if (lines := _opened(folder / file)) is None:
+    if (lines := _opened(folder / "metrics.jsonl")) is None:
         return
     with lines:
         while line := lines.readline(LONGEST_LINE):

@@ -1,15 +1,16 @@
 """AdamW or Muon in groups, AdamATan2 for reasoners, and the learning rate as a function of the step."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from deeploop.config.optim import BaseOptimConfig, OptimConfig, ReasonerOptimConfig
-from deeploop.models.gpt_config import GPTConfig
 from deeploop.train.adam_atan2 import AdamATan2
-from deeploop.train.muon import MuonAdamW
+
+Group = dict[str, Any]
 
 
 def learning_rate(step: int, config: BaseOptimConfig) -> float:
@@ -20,14 +21,6 @@ def learning_rate(step: int, config: BaseOptimConfig) -> float:
     progress = (step - warm) / max(1, config.steps - warm)
     cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
     return config.final_lr + (config.peak_lr - config.final_lr) * cosine
-
-
-def make_gpt_optimizer(
-    model: nn.Module, shape: GPTConfig, config: OptimConfig, device: torch.device
-) -> torch.optim.Optimizer:
-    """Make the optimizer of a looped GPT, fused if the device supports it."""
-    fused = device.type == "cuda"
-    return make_optimizer(model, config, fused=fused, matrix_lr_multiplier=shape.matrix_lr_multiplier)
 
 
 def make_optimizer(
@@ -48,7 +41,7 @@ def make_optimizer(
         kind = "gains" if undecayed else "embedding" if role in ("embedding", "head") else "matrices"
         groups["injection" if injected and config.injection_lr != 1 else kind].append(parameter)
     multiplier = {"matrices": matrix_lr_multiplier, "injection": config.injection_lr}
-    built: dict[str, dict[str, Any]] = {
+    built: dict[str, Group] = {
         kind: {
             "params": parameters,
             "weight_decay": 0.0 if kind in ("gains", "injection") else config.weight_decay,
@@ -62,6 +55,40 @@ def make_optimizer(
         return torch.optim.AdamW(built.values(), fused=fused, **settings)
     assert config.kind == "muon", config.kind
     return MuonAdamW([built.pop("matrices")], [*built.values()], fused=fused, **settings)
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """`torch.optim.Muon` on `matrices`, which are groups of 2D parameters, and `torch.optim.AdamW` on `rest`.
+
+    Muon steps along the orthogonal matrix nearest to a matrix's momentum. One learning rate serves both:
+    Muon's is scaled so that its update has the RMS of AdamW's. Schedules and checkpoints see the groups and
+    the state of this object alone.
+    """
+
+    def __init__(
+        self,
+        matrices: list[Group],
+        rest: list[Group],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        fused: bool,
+    ) -> None:
+        super().__init__([*matrices, *rest], {"lr": lr})
+        self._muon = torch.optim.Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw")
+        self._adamw = torch.optim.AdamW(rest, lr=lr, betas=betas, eps=eps, fused=fused)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None, "no loss is evaluated again"
+        count = len(self._muon.param_groups)
+        # Handed over at every step: load_state_dict replaces both lists and state.
+        self._muon.param_groups = self.param_groups[:count]
+        self._adamw.param_groups = self.param_groups[count:]
+        for inner in (self._muon, self._adamw):
+            inner.state = self.state
+            inner.step()
 
 
 def make_reasoner_optimizer(model: nn.Module, config: ReasonerOptimConfig) -> AdamATan2:

@@ -13,7 +13,7 @@ from deeploop.data.tokenizers import Tokenizer
 from deeploop.train.distributed import World
 from deeploop.train.execution import Capabilities
 from deeploop.train.memory import Fit
-from deeploop.train.optim import make_gpt_optimizer
+from deeploop.train.optim import make_optimizer
 
 OnBatch = Callable[[float], None]
 """Called before each batch of an evaluation, on all ranks alike, with the share that is done."""
@@ -133,7 +133,8 @@ class Task(ABC):
 
         The schedule sets the rate of every group, times its `lr_multiplier` where it has one.
         """
-        return make_gpt_optimizer(model, self.config.model, self.config.optim, self.world.device)
+        fused, multiplier = self.world.device.type == "cuda", self.config.model.matrix_lr_multiplier
+        return make_optimizer(model, self.config.optim, fused=fused, matrix_lr_multiplier=multiplier)
 
     def metrics(self, model: nn.Module) -> dict[str, Any]:
         """More numbers, or lists of them, for the line of training metrics that is due after a step."""

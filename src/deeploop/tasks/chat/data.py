@@ -11,20 +11,19 @@
 chat.json is written last: a folder that has it is complete.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from deeploop.data.arrays import read_npy
 from deeploop.data.bpe import load_tokenizer, tokenizer_files
 from deeploop.data.corpora import json_lines
-from deeploop.data.description import read_description
+from deeploop.data.description import digest, naming_damage, read_array, read_description, require_settings
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import atomic_file, exclusive_folder, refuse_other, sha256_of, write_text
 from deeploop.tasks.chat.template import (
@@ -94,10 +93,8 @@ class ChatSet:
         """Open a folder, checking names, types, shapes, bounds and tokens but not the checksums."""
         folder = Path(folder)
         facts = _read_facts(folder)
-        arrays = {name: _read_array(folder, name, entry) for name, entry in facts["arrays"].items()}
-        splits = [ChatSplit(**{kind: arrays[f"{split}_{kind}"] for kind in TYPES}) for split in SPLITS]
-        for name, split in zip(SPLITS, splits, strict=True):
-            _check_split(folder, name, split, facts["vocabulary"])
+        with naming_damage(folder):
+            splits = [_read_split(folder, split, facts) for split in SPLITS]
         return cls(
             folder=folder,
             tokenizer_name=facts["tokenizer"],
@@ -113,7 +110,7 @@ class ChatSet:
     def checksum(self) -> str:
         """sha256 over the checksums of the arrays, which identifies the conversations in any folder."""
         own = [self.facts["arrays"][name]["sha256"] for name in sorted(self.facts["arrays"])]
-        return hashlib.sha256(" ".join(own).encode()).hexdigest()
+        return sha256(" ".join(own).encode()).hexdigest()
 
     @property
     def tokens(self) -> int:
@@ -136,7 +133,9 @@ class ChatSet:
         """The chat template that the conversations were written with."""
         template = read_template(self.folder / TEMPLATE_FILE)
         _compare(
-            self.folder / TEMPLATE_FILE, _sha256(template.text.encode()), self.facts["template"]["sha256"]
+            self.folder / TEMPLATE_FILE,
+            sha256(template.text.encode()).hexdigest(),
+            self.facts["template"]["sha256"],
         )
         return template
 
@@ -145,7 +144,7 @@ class ChatSet:
         for split, own in zip(SPLITS, (self.train, self.validation), strict=True):
             for kind in TYPES:
                 wanted = self.facts["arrays"][f"{split}_{kind}"]["sha256"]
-                _compare(self.folder / f"{split}_{kind}.npy", _sha256(getattr(own, kind)), wanted)
+                _compare(self.folder / f"{split}_{kind}.npy", digest(getattr(own, kind)), wanted)
         self.template()
         self.tokenizer()  # a trained tokenizer has its checksum in its name
 
@@ -168,7 +167,7 @@ def prepare_chat(
         raise ValueError(f"{file}: no such file")
     settings = {
         "tokenizer": tokenizer.name,
-        "template": _sha256(template.text.encode()),
+        "template": sha256(template.text.encode()).hexdigest(),
         "context": context,
         "validation_share": validation_share,
         "text_sha256": sha256_of(file),
@@ -284,7 +283,7 @@ def _write(
         "template": {"file": TEMPLATE_FILE, "sha256": settings["template"]},
         "counts": {name: int(count) for name, count in counts.items()},
         "arrays": {
-            name: {"shape": list(array.shape), "sha256": _sha256(array)} for name, array in arrays.items()
+            name: {"shape": list(array.shape), "sha256": digest(array)} for name, array in arrays.items()
         },
     }
     with atomic_file(out / "chat.json") as file:
@@ -296,13 +295,7 @@ def _prepared(out: Path, settings: dict[str, Any]) -> ChatSet | None:
         refuse_other(out, "chat.json", "choose another folder with --out")
         return None
     found = ChatSet.open(out)
-    for name, value in settings.items():
-        if (before := found.facts["settings"].get(name)) != value:
-            other = HASHED.get(name, f"{name} {before!r:.40}, not {value!r:.40}")
-            raise ValueError(
-                f"{out}: already holds conversations with {other}; "
-                "remove it or choose another folder with --out"
-            )
+    require_settings(out, "conversations", found.facts["settings"], settings, HASHED)
     return found
 
 
@@ -318,33 +311,26 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _read_array(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
-    path, kinds = folder / f"{name}.npy", TYPES[name.partition("_")[2]]
-    try:
-        array = read_npy(path)
-    except OSError as error:
-        raise ValueError(f"{path}: can't be read ({error.strerror}); prepare it again") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: unreadable ({error}); prepare it again") from None
-    if array.dtype.str not in kinds or list(array.shape) != entry["shape"] or array.ndim != 1:
-        wanted = f"{entry['shape']} of {' or '.join(kinds)}"
-        raise ValueError(f"{path}: {array.shape} of {array.dtype.str}, chat.json has {wanted}")
-    return array
-
-
-def _check_split(folder: Path, name: str, split: ChatSplit, vocabulary: int) -> None:
+def _read_split(folder: Path, name: str, facts: dict[str, Any]) -> ChatSplit:
+    shapes = {kind: facts["arrays"][f"{name}_{kind}"]["shape"] for kind in TYPES}
+    split = ChatSplit(
+        **{
+            kind: read_array(folder / f"{name}_{kind}.npy", "chat.json", shape, TYPES[kind])
+            for kind, shape in shapes.items()
+        }
+    )
     bounds, tokens = split.bounds, split.tokens
-    whole = len(bounds) > 1 and bounds[0] == 0 and bounds[-1] == len(tokens) == len(split.answers)
+    flat = bounds.ndim == tokens.ndim == split.answers.ndim == 1 < len(bounds)
+    whole = flat and bounds[0] == 0 and bounds[-1] == len(tokens) == len(split.answers)
     inside = whole and bounds.min() == 0 and bounds.max() == len(tokens)  # excludes differences that overflow
     # Each conversation has at least two tokens, the second of which may be an answer.
     if not inside or np.diff(bounds).min() < 2:
-        raise ValueError(f"{folder}: {name}_bounds.npy does not cut its tokens into conversations")
-    if (most := int(tokens.max())) >= vocabulary:
-        raise ValueError(
-            f"{folder}: {name}_tokens.npy: token {most} is outside the vocabulary of {vocabulary}"
-        )
+        raise ValueError(f"{name}_bounds.npy does not cut its tokens into conversations")
+    if (most := int(tokens.max())) >= facts["vocabulary"]:
+        raise ValueError(f"{name}_tokens.npy: token {most} is outside the vocabulary")
     if not split.scored().all() or split.answers[bounds[:-1]].any():
-        raise ValueError(f"{folder}: {name}_answers.npy: a conversation without an answer")
+        raise ValueError(f"{name}_answers.npy: a conversation without an answer")
+    return split
 
 
 def _compare(path: Path, found: str, wanted: str) -> None:
@@ -352,8 +338,3 @@ def _compare(path: Path, found: str, wanted: str) -> None:
         raise ValueError(
             f"{path}: damaged: sha256 {found:.12}…, chat.json has {wanted:.12}…; prepare it again"
         )
-
-
-def _sha256(content: bytes | np.ndarray) -> str:
-    data = content if isinstance(content, bytes) else np.ascontiguousarray(content).data
-    return hashlib.sha256(data).hexdigest()

@@ -9,7 +9,7 @@ from deeploop.config.checks import at_least
 from deeploop.config.optim import OptimConfig
 from deeploop.config.run import RunConfig
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.tasks.iterate.problems import TASKS, make_examples
+from deeploop.tasks.iterate.problems import TASKS, make_task
 from deeploop.tasks.looped import check_optim
 from deeploop.theory.depth_law import DepthLaw, uniform_law
 
@@ -49,7 +49,9 @@ class IterateDataConfig:
 
     def examples(self, *, tells_steps: bool) -> "Examples":
         """The task as the model's inputs and targets."""
-        return make_examples(self.task, self.length, self.rule, tells_steps=tells_steps)
+        from deeploop.tasks.iterate.problems.examples import Examples  # imported here: needs numpy
+
+        return Examples(make_task(self.task, self.length, self.rule), tells_steps)
 
 
 @dataclass(frozen=True)

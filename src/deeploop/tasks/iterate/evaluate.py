@@ -4,12 +4,9 @@ Writes eval.json to the run folder, the matrix of accuracies to steps.png, and t
 diagram to spacetime.png.
 """
 
-import json
 import time
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 
@@ -20,12 +17,12 @@ from deeploop.runs.folder import provenance, require_checkpoint
 from deeploop.tasks.iterate import scores
 from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.tasks.iterate.load import load_iterate
-from deeploop.tasks.iterate.options import IteratedOptions
 from deeploop.tasks.iterate.problems.base import solve
 from deeploop.tasks.iterate.problems.examples import Examples, held_out
 from deeploop.tasks.iterate.scoring import copying, rollout, score_sums
 from deeploop.tasks.iterate.scoring import scores as means
-from deeploop.train.distributed import World, arithmetic, how_computed, open_world, wrap
+from deeploop.tasks.options import EvalArgs, IteratedOptions
+from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
 from deeploop.train.metrics import finite
 
@@ -37,34 +34,41 @@ IDENTITY = (
 BATCH = 128
 
 
-def run(
-    folder: Path,
-    options: IteratedOptions,
-    *,
-    rounds: tuple[int, ...] = (),
-    recompute_alpha: bool = False,
-    limit: int | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    as_json: bool = False,
-) -> str:
+def run(args: EvalArgs) -> str:
     """Evaluate, write the result into the run folder, and return the text to print."""
+    assert args.run is not None
+    folder, options = args.run, args.iterated
     checkpoint = require_checkpoint(folder)
     results.check(folder)
-    if rounds and min(rounds) < 1:
-        raise ValueError(f"rounds={min(rounds)}: must be at least 1")
+    if args.rounds and min(args.rounds) < 1:
+        raise ValueError(f"rounds={min(args.rounds)}: must be at least 1")
     model, config = load_iterate(folder, checkpoint=checkpoint)
-    recompute_alpha = recompute_alpha or config.model.recompute_alpha
-    config = replace(config, device=replace(config.device, kind=device))
+    recompute_alpha = args.recompute_alpha or config.model.recompute_alpha
+    config = replace(config, device=replace(config.device, kind=args.device))
     examples = change_task(config, options)
     steps = sorted(set(options.steps or config.data.test_steps))
     if steps[-1] > examples.longest:
         raise ValueError(
             f"steps={steps[-1]}: must be at most {examples.longest} for {config.data.task} of this size"
         )
-    depths = sorted({*rounds} or {config.rounds.at_test(h, config.model.rounds) for h in steps})
-    instances = held_out(examples.task, limit or config.data.test_examples)
+    rounds = sorted({*args.rounds} or {config.rounds.at_test(h, config.model.rounds) for h in steps})
+    instances = held_out(examples.task, args.limit or config.data.test_examples)
     with open_world(config.device) as world, memory_advice("a smaller --limit"):
         choose_execution(config.device, world, model).apply(wrap(model, config.device, world))
+        computed = partial(arithmetic, config.device, world.device)
+        began = time.perf_counter()
+        sums = score_sums(
+            model,
+            examples,
+            instances,
+            [(R, h) for R in rounds for h in steps],
+            batch=BATCH,
+            device=world.device,
+            arithmetic=computed,
+            recompute_alpha=recompute_alpha,
+        )
+        found = {cell: asdict(score) for cell, score in means(sums).items()}
+        copied = copying(examples.task, instances, steps, config.data.train_steps)
         record = {
             "kind": "iterated",
             "task": config.data.task,
@@ -74,7 +78,16 @@ def run(
             "trained_rounds": config.model.rounds,
             "sample": config.rounds.sample,
             "recompute_alpha": recompute_alpha,
-            **evaluate(model, examples, instances, steps, depths, recompute_alpha, config, world),
+            "examples": len(instances),
+            "steps": steps,
+            "rounds": rounds,
+            **{
+                name: finite([[found[R, h][name] for h in steps] for R in rounds])
+                for name in ("cells", "exact", "loss")
+            },
+            "copying": {str(h): share for h, share in copied.items()},
+            "seconds": round(time.perf_counter() - began, 3),
+            **how_computed(world.device, computed),
             "checkpoint": checkpoint.name,
             **provenance(),
         }
@@ -82,12 +95,10 @@ def run(
         plots.save_png(scores.matrix_chart(record), files[1])
         if config.data.task == "automaton" and not examples.tells_steps:
             files.append(folder / "spacetime.png")
-            with arithmetic(config.device, world.device):
+            with computed():
                 states = diagram(model, examples, instances[:1], steps[-1], recompute_alpha)
             plots.save_png(scores.space_time(*states, config.data.train_steps), files[-1])
-    if as_json:
-        return json.dumps(record, indent=1)
-    return f"{scores.report(str(folder), record)}\n\nwritten: {', '.join(map(str, files))}"
+    return results.printed(record, scores.report(str(folder), record), files, as_json=args.json)
 
 
 def change_task(config: IterateTrainConfig, options: IteratedOptions) -> Examples:
@@ -103,45 +114,6 @@ def change_task(config: IterateTrainConfig, options: IteratedOptions) -> Example
             f"{data.length}; leave it out"
         )
     return examples
-
-
-def evaluate(
-    model: LoopedGPT,
-    examples: Examples,
-    instances: np.ndarray,
-    steps: list[int],
-    rounds: list[int],
-    recompute_alpha: bool,
-    config: IterateTrainConfig,
-    world: World,
-) -> dict[str, Any]:
-    """Evaluate every number of rounds on every number of steps, as plain values; rows are rounds."""
-    computed = partial(arithmetic, config.device, world.device)
-    began = time.perf_counter()
-    sums = score_sums(
-        model,
-        examples,
-        instances,
-        [(R, h) for R in rounds for h in steps],
-        batch=BATCH,
-        device=world.device,
-        arithmetic=computed,
-        recompute_alpha=recompute_alpha,
-    )
-    found = {cell: asdict(score) for cell, score in means(sums).items()}
-    copied = copying(examples.task, instances, steps, config.data.train_steps)
-    return {
-        "examples": len(instances),
-        "steps": steps,
-        "rounds": rounds,
-        **{
-            name: finite([[found[R, h][name] for h in steps] for R in rounds])
-            for name in ("cells", "exact", "loss")
-        },
-        "copying": {str(h): share for h, share in copied.items()},
-        "seconds": round(time.perf_counter() - began, 3),
-        **how_computed(world.device, computed),
-    }
 
 
 def diagram(

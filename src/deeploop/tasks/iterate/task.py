@@ -19,7 +19,7 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.tasks.iterate.config import IDENTITY, IterateTrainConfig
 from deeploop.tasks.iterate.problems.base import draw
 from deeploop.tasks.iterate.problems.examples import held_out
-from deeploop.tasks.iterate.scoring import IteratedScore, score_sums, scores
+from deeploop.tasks.iterate.scoring import score_sums, scores
 from deeploop.tasks.rounds import NoiseSampler, RoundsSampler, draw_upto
 from deeploop.train.distributed import World, arithmetic
 from deeploop.train.execution import Capabilities
@@ -155,12 +155,6 @@ class IterateTask(Task):
         )
 
 
-def _mean_error(found: dict[tuple[int, int], IteratedScore], trained: int) -> float | None:
-    """Mean error beyond the trained steps, every number of steps weighted equally; None if there is none."""
-    errors = [1 - score.cells for (_, steps), score in found.items() if steps > trained]
-    return sum(errors) / len(errors) if errors else None
-
-
 def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]:
     """Summarize an evaluation: means within the trained steps, and lists by steps.
 
@@ -169,6 +163,7 @@ def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]
     inside = [cell for cell in sums if cell[1] <= trained] or [min(sums, key=lambda cell: cell[1])]
     mean = scores({(0, 0): torch.stack([sums[cell] for cell in inside]).sum(0)})[0, 0]
     found = scores(sums)
+    beyond = [1 - score.cells for (_, steps), score in found.items() if steps > trained]
     lists = {
         f"{name}_by_steps": [getattr(found[cell], name) for cell in sums]
         for name in ("loss", "cells", "exact")
@@ -177,7 +172,7 @@ def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]
         "loss": mean.loss,
         "cells": mean.cells,
         "exact": mean.exact,
-        "beyond": _mean_error(found, trained),
+        "beyond": sum(beyond) / len(beyond) if beyond else None,  # every number of steps weighted equally
         "steps": [steps for _, steps in sums],
         **lists,
     }

@@ -5,9 +5,7 @@ different R also give γ and the exponent that it implies.
 """
 
 import json
-import math
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,6 +42,7 @@ from deeploop.runs.folder import (
 )
 from deeploop.tasks.language import findings
 from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.monitor import adam_state
 from deeploop.tasks.language.text import mixture_windows, open_mixture
 from deeploop.tasks.options import DiagnoseArgs
 from deeploop.theory import ScalingRule
@@ -51,7 +50,6 @@ from deeploop.train.checkpoint import load_moments, read_whole_state
 from deeploop.train.distributed import open_world
 from deeploop.train.metrics import is_number, read_metrics
 from deeploop.train.optim import learning_rate
-from deeploop.train.progress import LINE_SECONDS
 from deeploop.train.rundir import check_tokenizer, load
 
 PROBE_TOKENS = 1024
@@ -59,7 +57,6 @@ UNDER_MUON = (
     "Trained with Muon: its step is not linear in a visit's gradient or computable from its momentum.\n"
     "κ_R is that of raw gradients, and the effect of the last step is not measured."
 )
-
 
 HISTORY = {"kappa", "kappa_raw", "similarity"}  # fields that a line needs for the plot over training
 
@@ -118,41 +115,24 @@ def diagnose_run(path: Path, config: TrainConfig, args: DiagnoseArgs) -> dict[st
         tokens, targets = tokens.to(world.device), targets.to(world.device)
         wrong = audit(model, tokens, fresh=args.at == "init")
         parts = len(pick_sublayers(model, args.sublayers)) + (state is not None)
-        progress = Progress(path, parts, tokens.numel(), world.device)
-        record = examine(
-            model,
-            tokens,
-            targets,
-            documents=apart,
-            sublayers=args.sublayers,
-            state=state,
-            effort=Effort(args.iterations, args.tolerance),
-            progress=progress.begin,
-        )
-        progress.close()
+        print(f"{path}: measuring {parts} parts on {tokens.numel():,} tokens", file=sys.stderr, flush=True)
+        with tqdm(total=parts, desc=path.name, disable=None, leave=False) as bar:
+
+            def begin(name: str) -> None:
+                bar.set_postfix_str(name)
+                bar.update()
+
+            record = examine(
+                model,
+                tokens,
+                targets,
+                documents=apart,
+                sublayers=args.sublayers,
+                state=state,
+                effort=Effort(args.iterations, args.tolerance),
+                progress=begin,
+            )
     return record | {"step": step, "probe": source, "audit": [str(one) for one in wrong], **provenance()}
-
-
-class Progress:
-    """Progress of a measurement on stderr: a bar on a terminal, otherwise a line from time to time."""
-
-    def __init__(self, path: Path, parts: int, tokens: int, device: torch.device) -> None:
-        duration = "; about half a minute for `tiny` on one CPU thread" if device.type == "cpu" else ""
-        print(f"{path}: measuring {parts} parts on {tokens:,} tokens{duration}", file=sys.stderr, flush=True)
-        self._bar = tqdm(total=parts, desc=path.name, disable=None, leave=False)
-        self._path, self._parts, self._begun = path, parts, 0
-        self._last_line = -math.inf  # print the first part immediately
-
-    def begin(self, name: str) -> None:
-        self._bar.set_postfix_str(name)
-        self._bar.update()
-        self._begun += 1
-        if self._bar.disable and time.monotonic() - self._last_line >= LINE_SECONDS:
-            self._last_line = time.monotonic()
-            print(f"{self._path}: {name} ({self._begun}/{self._parts})", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        self._bar.close()
 
 
 def weights_of(
@@ -173,15 +153,10 @@ def weights_of(
     if config.optim.kind == "muon" or config.gate.stage == "gate-only":
         return model, tokenizer, None, step
     saved = read_whole_state(checkpoint, [OPTIMIZER])
-    moments = load_moments(checkpoint, model)
-    if not moments:  # weights published without their optimizer
-        return model, tokenizer, None, step
     # Older checkpoints have no rate; it followed from the schedule.
     scheduled = learning_rate(step - 1, config.optim) * config.model.matrix_lr_multiplier
-    state = AdamState(
-        exp_avg={name: own["exp_avg"] for name, own in moments.items()},
-        exp_avg_sq={name: own["exp_avg_sq"] for name, own in moments.items()},
-        step=int(next(iter(moments.values()))["step"]),  # Adam's own count, without skipped steps
+    state = adam_state(
+        load_moments(checkpoint, model),  # empty for weights published without their optimizer
         lr=saved.get("lr", scheduled),
         betas=config.optim.betas,
         eps=config.optim.eps,

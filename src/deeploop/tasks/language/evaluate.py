@@ -5,7 +5,6 @@ need the harness: write the requests (`--requests FILE`), score them (`RUN --req
 scores (`--scores FILE`).
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -160,9 +159,7 @@ def finish(
     if len(record["rounds"]) > 1 and record["average"]:
         files.append(folder / "accuracy.png")
         plots.save_png(scores.accuracy_chart(record, results.read_depth(folder)), files[1])
-    if args.json:
-        return json.dumps(record, indent=1)
-    return f"{scores.report(folder, record)}\n\nwritten: {', '.join(map(str, files))}"
+    return results.printed(record, scores.report(folder, record), files, as_json=args.json)
 
 
 @dataclass

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.report.plots import COLOURS, INK, Chart, Line, Panel
 from deeploop.report.tables import text_table
-from deeploop.rules import Rule
 
 LEGEND = (
     "U maps a change that one visit reads to the output; G is the update that a visit asks for. A ratio is\n"
@@ -17,22 +17,7 @@ LEGEND = (
 )
 
 
-class Architecture(Protocol):
-    """The fields of a language model's config that are printed."""
-
-    @property
-    def blocks(self) -> int: ...
-    @property
-    def prelude(self) -> int: ...
-    @property
-    def coda(self) -> int: ...
-    @property
-    def residual(self) -> Rule: ...
-    @property
-    def scales(self) -> tuple[float, float, float]: ...
-
-
-def text(record: dict[str, Any], model: Architecture, path: Path, conclusion: str, *, has_alpha: bool) -> str:
+def text(record: dict[str, Any], model: GPTConfig, path: Path, conclusion: str, *, has_alpha: bool) -> str:
     """Format one run, conclusion first. With `has_alpha`, the audit checked α at every residual."""
     R = record["rounds"]
     rule = model.residual.title

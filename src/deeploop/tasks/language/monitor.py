@@ -1,6 +1,7 @@
 """Diagnoses during training on a fixed probe, and advice for a collapsed run."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class LoopMonitor:
                 targets[cut].to(device),
                 documents=None if starts is None else document_bounds(starts[cut]).to(device),
                 sublayers=config.sublayers,
-                state=adam_state(model, optimizer),
+                state=state_of(model, optimizer),
                 effort=Effort(iterations=config.iterations),
             )
         finally:
@@ -80,22 +81,24 @@ class LoopMonitor:
         )
 
 
-def adam_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> AdamState | None:
-    """AdamW's state of the blocks' matrices after its last step; None before the first step, and for Muon.
-
-    Muon's step is not linear in a visit's gradient, and can't be recovered from its momentum.
-    """
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> AdamState | None:
+    """AdamW's state of the blocks' matrices after its last step."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     matrices = optimizer.param_groups[0]  # make_optimizer puts the matrices first
     own = {names[parameter]: optimizer.state[parameter] for parameter in matrices["params"]}
-    if not all("exp_avg" in state for state in own.values()):
+    return adam_state(own, **{name: matrices[name] for name in ("lr", "betas", "eps", "weight_decay")})
+
+
+def adam_state(own: Mapping[str, Mapping[str, Tensor]], **settings: Any) -> AdamState | None:
+    """AdamW's state from the moments of its matrices; None before the first step, and for Muon.
+
+    Muon's step is not linear in a visit's gradient, and can't be recovered from its momentum.
+    """
+    if not own or not all("exp_avg" in state for state in own.values()):
         return None
     return AdamState(
         exp_avg={name: state["exp_avg"] for name, state in own.items()},
         exp_avg_sq={name: state["exp_avg_sq"] for name, state in own.items()},
-        step=int(next(iter(own.values()))["step"]),
-        lr=matrices["lr"],
-        betas=matrices["betas"],
-        eps=matrices["eps"],
-        weight_decay=matrices["weight_decay"],
+        step=int(next(iter(own.values()))["step"]),  # Adam's own count, without skipped steps
+        **settings,
     )

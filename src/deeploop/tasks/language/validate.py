@@ -4,7 +4,6 @@ The result is added to validation.json in the run folder. Several rounds or adap
 over test-time depth, written to depth.json, with all comparable results in depth.png.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -81,9 +80,7 @@ def run(args: ValidateArgs) -> str:
     if is_sweep:
         files.append(folder / "depth.png")
         plots.save_png(scores.depth_chart(results.read_depth(folder)), files[1])
-    if args.json:
-        return json.dumps(record, indent=1)
-    return f"{report(record, args.run)}\n\nwritten: {', '.join(map(str, files))}"
+    return results.printed(record, report(record, args.run), files, as_json=args.json)
 
 
 def decoded(args: ValidateArgs, config: TrainConfig) -> str:
@@ -118,35 +115,32 @@ def read_held_out(args: ValidateArgs, config: TrainConfig, tokenizer: Tokenizer)
         chat = open_chat(data.path)
         check_tokenizer(chat.folder, chat.tokenizer_name, tokenizer, args.run)
         rows = held_out_rows(chat.validation, context, chat.end_of_text, count)
-        return HeldOut(as_windows(config, tokenizer, *rows), str(chat.folder), chat.source, {})
+        return HeldOut(windows_of(config, tokenizer, *rows), str(chat.folder), chat.source, {})
     if args.data is None and data.mix:
         mixture = open_mixture(data)
         check_tokenizer(mixture.corpora[0].folder, mixture.tokenizer_name, tokenizer, args.run)
         pairs = mixture_windows(mixture, context, count)
-        parts = {name: corpus_windows(config, tokenizer, *pair) for name, pair in pairs.items()}
+        parts = {name: windows_of(config, tokenizer, *pair) for name, pair in pairs.items()}
         inputs, targets = (torch.cat(own) for own in zip(*pairs.values(), strict=True))
         source = "; ".join(corpus.source for corpus in mixture.corpora)
-        whole = corpus_windows(config, tokenizer, inputs, targets)
+        whole = windows_of(config, tokenizer, inputs, targets)
         named = " ".join(data.mix) + (f", last {' '.join(data.mix_last)}" if data.mix_last else "")
         return HeldOut(whole, named, source, parts)
     corpus = Corpus.open(args.data or data.folders[0])
     check_tokenizer(corpus.folder, corpus.tokenizer_name, tokenizer, args.run)
     pair = validation_windows(corpus.validation, context, count)
-    return HeldOut(corpus_windows(config, tokenizer, *pair), str(corpus.folder), corpus.source, {})
+    return HeldOut(windows_of(config, tokenizer, *pair), str(corpus.folder), corpus.source, {})
 
 
-def corpus_windows(config: TrainConfig, tokenizer: Tokenizer, inputs: Tensor, targets: Tensor) -> Windows:
-    starts = inputs == tokenizer.end_of_text if config.data.mask_documents else None
-    return as_windows(config, tokenizer, inputs, targets, starts)
-
-
-def as_windows(
-    config: TrainConfig, tokenizer: Tokenizer, inputs: Tensor, targets: Tensor, starts: Tensor | None
+def windows_of(
+    config: TrainConfig, tokenizer: Tokenizer, inputs: Tensor, targets: Tensor, starts: Tensor | None = None
 ) -> Windows:
+    """Windows with the size of their text; documents of a corpus start at end-of-text."""
+    if starts is None and config.data.mask_documents:
+        starts = inputs == tokenizer.end_of_text
     size = count_bytes(tokenizer, targets[targets >= 0])
-    return Windows(
-        inputs, targets, size, batch=config.device.micro_batch or config.optim.batch, starts=starts
-    )
+    batch = config.device.micro_batch or config.optim.batch
+    return Windows(inputs, targets, size, batch=batch, starts=starts)
 
 
 def by_corpus(

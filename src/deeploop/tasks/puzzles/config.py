@@ -9,9 +9,7 @@ from deeploop.config.checks import at_least
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import RunConfig
-from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner_config import ReasonerConfig
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import HRMConfig, ReasonerConfig, TRMConfig
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,6 @@ class TRMTrainConfig(ReasonerTrainConfig):
     """One training run of a TRM."""
 
     task: ClassVar[str] = "trm"
-    kind: ClassVar[str] = "a reasoner"
     model: TRMConfig = field(default_factory=TRMConfig)
     optim: ReasonerOptimConfig = field(default_factory=partial(ReasonerOptimConfig, ema=0.999))
     halting: HaltingConfig = field(default_factory=partial(HaltingConfig, learn_continue=False))

@@ -4,7 +4,6 @@ With more segments, views or first states than in training it gives accuracy aga
 eval.json to the run folder, this curve to passes.png, and the votes on ARC to gallery.html.
 """
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,15 +16,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from deeploop.config.loop import HaltingConfig
 from deeploop.exits import memory_advice
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.paper.published import ARC_TASKS, ARC_VIEWS, VOTES
 from deeploop.report import plots, results
-from deeploop.report.plots import Chart, Line, Panel, round_colours
+from deeploop.report.plots import Chart, Line, Panel, graded
 from deeploop.report.tables import text_table
 from deeploop.runs.folder import (
-    load_any_config,
     load_reasoner_config,
     provenance,
     puzzle_shape,
@@ -33,13 +30,14 @@ from deeploop.runs.folder import (
     require_checkpoint,
     step_of,
 )
+from deeploop.tasks.options import EvalArgs
 from deeploop.tasks.puzzles import gallery
 from deeploop.tasks.puzzles.data.sets import PuzzleSet
 from deeploop.tasks.puzzles.load import load_reasoner
-from deeploop.tasks.puzzles.options import ReasonerOptions
+from deeploop.tasks.puzzles.options import NOISE, ReasonerOptions
 from deeploop.tasks.puzzles.scoring import PuzzleScore, Solver, added, by_source, score, spread
 from deeploop.tasks.puzzles.task import arc_differences, open_puzzles
-from deeploop.tasks.puzzles.test_time import Effort, TaskVotes, by_passes, vote
+from deeploop.tasks.puzzles.test_time import TaskVotes, by_passes, vote
 from deeploop.tasks.puzzles.voting import ladder
 from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
@@ -48,45 +46,43 @@ from deeploop.train.execution import choose_execution
 # A result that agrees in these replaces an earlier one in eval.json; others are kept.
 IDENTITY = ("puzzles", "checkpoint", "views", "limit", "halt", "test_time", "precision")
 GALLERY = 60
-NOISE = 0.1
 
 
-def run(
-    folder: Path,
-    options: ReasonerOptions,
-    *,
-    data: Path | None = None,
-    limit: int | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    as_json: bool = False,
-) -> str:
+def run(args: EvalArgs) -> str:
     """Solve the puzzles, write the result into the run folder, and return the text to print."""
-    checkpoint = require_checkpoint(folder)
+    assert args.run is not None
+    folder, options = args.run, args.reasoner
+    checkpoint, config = require_checkpoint(folder), load_reasoner_config(folder)
     results.check(folder)
-    puzzles = matching_puzzles(folder, data, checkpoint)
+    puzzles = matching_puzzles(folder, args.data, checkpoint)
     check_views(puzzles, options)
-    with open_solver(folder, options, device, checkpoint) as solver:
-        effort = effort_of(options, solver.config)
+    with open_solver(folder, options, args.device, checkpoint) as solver:
+        segments = tuple(sorted(set(options.segments))) or (solver.config.segments,)
+        effort = replace(options, segments=segments)
         start = time.perf_counter()
-        more = asked_more(options, effort)
+        more = asked_more(options)
         scaling = more is not None or (puzzles.kind != "arc" and options.views is not None)
-        result, tasks = solve_puzzles(solver, puzzles, effort, limit, scaling)
-        seconds = time.perf_counter() - start
+        result, tasks = solve_puzzles(solver, puzzles, effort, args.limit, scaling)
         record = {
-            **read_model(folder, solver, effort),
+            "model": config.task,
+            "averaged": bool(config.optim.ema),
+            "most_segments": segments[-1],
+            **how_computed(torch.device(solver.device), solver.arithmetic),
+            "batch": solver.batch,
             "views": options.views,
-            "limit": limit,
+            "limit": args.limit,
             "halt": options.halt,
-            "test_time": more,
+            "test_time": more and {"segments": [*segments], **more},
             "kind": puzzles.kind,
             "puzzles": puzzles.hash,
             "data": str(puzzles.folder),
             "checkpoint": checkpoint.name,
-            "seconds": round(seconds, 3),
+            "seconds": round(time.perf_counter() - start, 3),
             **result,
         }
-    trained = arc_differences(puzzles, step_of(checkpoint), load_reasoner_config(folder).optim.batch)
-    differs = deviations(record) + trained if puzzles.kind == "arc" else []
+    trained = None if "imported" in read_stamp(folder) else step_of(checkpoint)
+    unlike = arc_differences(puzzles, trained, config.optim.batch)
+    differs = deviations(record) + unlike if puzzles.kind == "arc" else []
     record |= {"deviations": differs, **provenance()}
     files = [results.add(folder, record, IDENTITY)]
     if len(record.get("passes", ())) > 1:
@@ -95,9 +91,8 @@ def run(
     count = GALLERY if options.gallery is None else options.gallery
     if puzzles.kind == "arc" and count:
         files.append(gallery.write(folder, record, tasks, count))
-    if as_json:
-        return json.dumps(record, indent=1)
-    return f"{report(folder, record)}\n\nwritten: {', '.join(map(str, files))}"
+    text = report(folder, record, young_average(config.optim.ema, step_of(checkpoint)))
+    return results.printed(record, text, files, as_json=args.json)
 
 
 def matching_puzzles(folder: Path, data: Path | None, checkpoint: Path) -> PuzzleSet:
@@ -129,7 +124,7 @@ def matching_puzzles(folder: Path, data: Path | None, checkpoint: Path) -> Puzzl
 def open_solver(
     folder: Path, options: ReasonerOptions, device: Literal["auto", "cpu", "cuda"], checkpoint: Path
 ) -> Iterator[Solver]:
-    device_config = replace(load_any_config(folder).device, kind=device)
+    device_config = replace(load_reasoner_config(folder).device, kind=device)
     with open_world(device_config) as world:
         batch = options.batch or (512 if world.device.type == "cuda" else 64)
         with memory_advice(f"--batch {max(1, batch // 2)}"):
@@ -145,18 +140,6 @@ def open_solver(
             )
 
 
-def read_model(folder: Path, solver: Solver, effort: Effort) -> dict[str, Any]:
-    """The run and the options that the result depends on."""
-    config, stamp = load_any_config(folder), read_stamp(folder)
-    return {
-        "model": stamp["task"],
-        "averaged": bool(getattr(config.optim, "ema", 0)),
-        "most_segments": effort.segments[-1],
-        **how_computed(torch.device(solver.device), solver.arithmetic),
-        "batch": solver.batch,
-    }
-
-
 def check_views(puzzles: PuzzleSet, options: ReasonerOptions) -> None:
     """Raise ValueError for options that these puzzles do not support."""
     if puzzles.kind == "arc":
@@ -170,27 +153,16 @@ def check_views(puzzles: PuzzleSet, options: ReasonerOptions) -> None:
         symmetries(puzzles.test.side, np.arange(options.views))
 
 
-def effort_of(options: ReasonerOptions, config: HaltingConfig) -> Effort:
-    """The effort per puzzle; by default, that of a validation during training."""
-    return Effort(
-        segments=tuple(sorted(set(options.segments))) or (config.segments,),
-        views=options.views,
-        starts=options.starts,
-        noise=(options.noise or NOISE) if options.starts > 1 else 0.0,
-        choose=options.choose,
-    )
-
-
-def asked_more(options: ReasonerOptions, effort: Effort) -> dict[str, Any] | None:
+def asked_more(options: ReasonerOptions) -> dict[str, Any] | None:
     """The options that differ from a validation during training, except views; None if there are none."""
     if not options.segments and options.starts == 1 and options.choose == "vote":
         return None
-    asked = {name: getattr(effort, name) for name in ("starts", "noise", "choose")}
-    return {"segments": list(effort.segments), **asked}
+    noise = (options.noise or NOISE) if options.starts > 1 else 0.0
+    return {"starts": options.starts, "noise": noise, "choose": options.choose}
 
 
 def solve_puzzles(
-    solver: Solver, puzzles: PuzzleSet, effort: Effort, limit: int | None, scaling: bool
+    solver: Solver, puzzles: PuzzleSet, effort: ReasonerOptions, limit: int | None, scaling: bool
 ) -> tuple[dict[str, Any], list[TaskVotes]]:
     """Solve the puzzles; return the result (`scaling`: with accuracy against passes) and the votes on ARC."""
     split = puzzles.test
@@ -211,7 +183,7 @@ def solve_puzzles(
 
 
 def solve_boards(
-    solver: Solver, puzzles: PuzzleSet, effort: Effort, count: int, scaling: bool
+    solver: Solver, puzzles: PuzzleSet, effort: ReasonerOptions, count: int, scaling: bool
 ) -> dict[str, Any]:
     """The scores of boards, and those of each source file if there are several."""
     split, numbers = puzzles.test, spread(count, len(puzzles.test))
@@ -247,18 +219,18 @@ def deviations(record: dict[str, Any]) -> list[str]:
     return [text for holds, text in checks if holds]
 
 
-def report(folder: Path, record: dict[str, Any]) -> str:
+def report(folder: Path, record: dict[str, Any], young: str) -> str:
     """Format the result for a terminal."""
     weights = ", averaged weights" if record["averaged"] else ""
     examples = f"{record['examples']:,} examples of {record['data']}"
     units = "tasks" if record["kind"] == "arc" else "puzzles"
     what = f"{record['tasks']:,} {units}, {examples}" if "tasks" in record else examples
     parts = [
-        f"{folder} at {record['checkpoint']}{weights}: {what}{young_average(folder, record)}",
+        f"{folder} at {record['checkpoint']}{weights}: {what}{young}",
         accuracy(record),
     ]
     if record["kind"] == "arc":
-        parts.append(ladder_table(record))
+        parts.append(gallery.ladder(record).text())
     if "passes" in record:
         parts.append(passes_table(record))
     seconds = max(record["seconds"], 1e-3)
@@ -272,9 +244,8 @@ def report(folder: Path, record: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def young_average(folder: Path, record: dict[str, Any]) -> str:
+def young_average(ema: float, step: int) -> str:
     """A warning if the averaged weights still include the start of the run."""
-    ema, step = getattr(load_any_config(folder).optim, "ema", 0.0), step_of(Path(record["checkpoint"]))
     if not ema or 1 / (1 - ema) <= step:
         return ""
     return (
@@ -325,11 +296,6 @@ def passes_table(record: dict[str, Any]) -> str:
     )
 
 
-def ladder_table(record: dict[str, Any]) -> str:
-    """A table of the tasks solved by the best K answers, with the paper's Table 3."""
-    return gallery.ladder(record).text()
-
-
 def passes_chart(record: dict[str, Any]) -> Chart:
     """Puzzles solved against forward passes, a panel for each file that they come from.
 
@@ -342,7 +308,7 @@ def passes_chart(record: dict[str, Any]) -> Chart:
         }
         firsts = [own[0] for own in curves.values()]
         lines = [Line(*_points(firsts), "one answer" if len(firsts) > 1 else "", style="--", width=1)]
-        for (segments, own), colour in zip(curves.items(), round_colours([*curves]).values(), strict=True):
+        for (segments, own), colour in zip(curves.items(), graded(len(curves)), strict=True):
             lines.append(Line(*_points(own), f"{segments} segments", colour))
         counts = dict.fromkeys(str(row["answers"]) for row in part["passes"])
         answers = f" ({', '.join(counts)} answers)" if len(counts) > 1 else ""

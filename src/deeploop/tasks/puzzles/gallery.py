@@ -69,8 +69,8 @@ def write(folder: Path, record: dict[str, Any], tasks: Sequence[TaskVotes], coun
 
 
 def ladder(record: dict[str, Any]) -> Table:
-    """Tasks solved by the best K answers, above the paper's Table 3."""
-    names = {"hrm": "paper: vanilla HRM", "hrm-deeploop": "paper: DeepLoop p=1/2"}
+    """Tasks solved by the best K answers, above the paper's Table 3 (ARC-AGI-1)."""
+    names = {"hrm": "paper, ARC-AGI-1: HRM", "hrm-deeploop": "paper, ARC-AGI-1: DeepLoop"}
     rows = [[HERE, *(f"{100 * record['ladder'][str(K)]:.2f}" for K in VOTES)]]
     rows += [[name, *(ARC[key, K].printed for K in VOTES)] for key, name in names.items()]
     return Table("ladder", "", ["tasks solved, %", *(f"K={K}" for K in VOTES)], rows)

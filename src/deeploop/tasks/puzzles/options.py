@@ -9,6 +9,8 @@ from tyro.conf import Positional
 
 from deeploop.config.checks import at_least
 
+NOISE = 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReasonerOptions:
@@ -75,7 +77,7 @@ class ImportArgs:
     checkpoint: Positional[Path]
     """The checkpoint file, such as step_26041."""
     data: Path
-    """Puzzles of the kind that it was trained on, as `deeploop prepare sudoku | maze` writes them."""
+    """Puzzles that it was trained on: `deeploop prepare sudoku | maze | arc --from-public FOLDER`."""
     out: Path = Path("runs/imported")
     """Run folder to write."""
     heads: int = 8
@@ -83,7 +85,7 @@ class ImportArgs:
     cycles: int | None = None
     """H_cycles; unset: as published, 2 for HRM and 3 for TRM."""
     low_cycles: int | None = None
-    """L_cycles; unset: as published, 2 for HRM and 6 for TRM on boards."""
+    """L_cycles; unset: as published, 2 for HRM, 6 for TRM on boards and 4 on ARC."""
     puzzle_positions: int | None = None
     """Positions of the puzzle embedding; unset: as published, 1 for HRM and 16 for TRM."""
     segments: int = 16

@@ -11,6 +11,7 @@ from deeploop.models.public_reasoner import check_shape, config_of, is_hrm, our_
 from deeploop.models.reasoner import Reasoner
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
+from deeploop.tasks.puzzles.data.arc_public import NAMES
 from deeploop.tasks.puzzles.options import ImportArgs
 from deeploop.tasks.puzzles.task import open_puzzles
 from deeploop.train.checkpoint import save_weights
@@ -28,16 +29,22 @@ def run(args: ImportArgs) -> str:
         raise ValueError(
             f"{args.checkpoint}: holds {'an HRM' if is_hrm(public) else 'no HRM'}, not {args.kind}"
         )
-    puzzles = open_puzzles(args.data, "data")
-    if puzzles.kind == "arc":
+    if (args.data / NAMES).is_file():
         raise ValueError(
-            f"data={args.data}: must be boards; on ARC a checkpoint's puzzle embeddings belong to the random "
-            "views of its own build, which can't be reproduced here"
+            f"data={args.data}: a build of the public code; prepare it with "
+            f"`deeploop prepare arc --from-public {args.data}` and name its --out"
+        )
+    puzzles = open_puzzles(args.data, "data")
+    arc = puzzles.kind == "arc"
+    if arc and puzzles.facts["build"].get("builder") != "arc-public":
+        raise ValueError(
+            f"data={args.data}: not the build that the checkpoint's puzzle embeddings are numbered by; "
+            "prepare that with `deeploop prepare arc --from-public FOLDER`"
         )
     shape = PuzzleShape(puzzles.vocabulary, puzzles.length, puzzles.puzzle_ids)
     weights = our_names(public)
     check_shape(weights, shape)
-    given = {"heads": args.heads, "low_cycles": 6 if args.kind == "trm" else 2}
+    given = {"heads": args.heads, "low_cycles": (4 if arc else 6) if args.kind == "trm" else 2}
     asked = {name: getattr(args, name) for name in ("cycles", "low_cycles", "puzzle_positions")}
     given |= {name: value for name, value in asked.items() if value is not None}
     model = Reasoner(config_of(weights, given, puzzles.length), shape)

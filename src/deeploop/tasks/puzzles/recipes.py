@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import CheckpointConfig, LogConfig
-from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner_config import PuzzleShape
-from deeploop.models.trm import TRMConfig
+from deeploop.models.reasoner_config import HRMConfig, PuzzleShape, TRMConfig
 from deeploop.tasks.puzzles.config import (
     HRMTrainConfig,
     PuzzleDataConfig,

@@ -278,10 +278,13 @@ def sign_sgd_(
     table[ids] = moved if only_if is None else torch.where(only_if, moved, rows)
 
 
-def arc_differences(puzzles: PuzzleSet, steps: int, batch: int) -> list[str]:
-    """Differences of an ARC set, and of the epochs that `steps` are over it, from the paper's."""
+def arc_differences(puzzles: PuzzleSet, steps: int | None, batch: int) -> list[str]:
+    """Differences of an ARC set, and of the epochs that `steps` are over it, if known, from the paper's."""
     if puzzles.kind != "arc":
         return []
+    differs = differences_from_published(puzzles.facts["build"])
+    if steps is None:
+        return differs
     published = steps_of_epochs(puzzles.facts["splits"]["train"], batch)
     epochs = PUBLISHED_EPOCHS * steps / published
     trained = (
@@ -289,7 +292,7 @@ def arc_differences(puzzles: PuzzleSet, steps: int, batch: int) -> list[str]:
         f"(--steps {published})"
     )
     unlike = abs(epochs / PUBLISHED_EPOCHS - 1) > 0.005
-    return [*differences_from_published(puzzles.facts["build"]), *[trained] * unlike]
+    return [*differs, *[trained] * unlike]
 
 
 def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:

@@ -6,7 +6,6 @@ a task with one. Tasks are processed one after the other, so only one has its an
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -17,19 +16,9 @@ from tqdm import tqdm
 
 from deeploop.models.reasoner import Carry
 from deeploop.tasks.puzzles.data.sets import PuzzleSplit
+from deeploop.tasks.puzzles.options import NOISE, ReasonerOptions
 from deeploop.tasks.puzzles.scoring import PuzzleScore, Rows, Solver, added, first_states
 from deeploop.tasks.puzzles.voting import Ballot, Choice, Vote, budget_needed, place_of
-
-
-@dataclass(frozen=True)
-class Effort:
-    """The number of answers to a puzzle: one for each first state under each view."""
-
-    segments: tuple[int, ...]  # numbers of segments to read answers after, ascending
-    views: int | None = None  # None: on ARC all of the build, on other boards one
-    starts: int = 1
-    noise: float = 0.0  # of all first states but the first
-    choose: Choice = "vote"
 
 
 class Trial(NamedTuple):
@@ -90,7 +79,7 @@ def chosen_examples(split: PuzzleSplit, groups: np.ndarray, views: int | None) -
     return np.concatenate([np.arange(start, start + own) for start, own in zip(first, counts, strict=True)])
 
 
-def answers_wanted(split: PuzzleSplit, groups: np.ndarray, effort: Effort) -> np.ndarray:
+def answers_wanted(split: PuzzleSplit, groups: np.ndarray, effort: ReasonerOptions) -> np.ndarray:
     """First state, view and example of every answer, (J, 3): by task, then by first state and view."""
     examples = chosen_examples(split, groups, effort.views)
     edges = np.flatnonzero(np.diff(split.origin(examples)[0])) + 1
@@ -102,7 +91,7 @@ def answers_wanted(split: PuzzleSplit, groups: np.ndarray, effort: Effort) -> np
 
 
 def vote(
-    solver: Solver, split: PuzzleSplit, groups: np.ndarray, effort: Effort, *, keep: int
+    solver: Solver, split: PuzzleSplit, groups: np.ndarray, effort: ReasonerOptions, *, keep: int
 ) -> tuple[list[TaskVotes], PuzzleScore]:
     """Vote on the tasks of these groups; return them with their `keep` best answers, and the total score."""
     solver.model.eval()
@@ -127,10 +116,10 @@ def prefixes(most: int) -> list[int]:
 
 
 def answers(
-    solver: Solver, split: PuzzleSplit, wanted: np.ndarray, effort: Effort, scores: list[PuzzleScore]
+    solver: Solver, split: PuzzleSplit, wanted: np.ndarray, effort: ReasonerOptions, scores: list[PuzzleScore]
 ) -> Iterator[Answered]:
     """Yield the model's answers, mapped back from their views; append each batch's score to `scores`."""
-    first = first_states(solver.model, effort.starts, effort.noise) if effort.starts > 1 else None
+    first = first_states(solver.model, effort.starts, effort.noise or NOISE) if effort.starts > 1 else None
     for begin in range(0, len(wanted), solver.batch):
         starts, views, examples = wanted[begin : begin + solver.batch].T
         carry = first and Carry(*(state[torch.from_numpy(starts)] for state in first))
@@ -167,7 +156,7 @@ def count_votes(
     split: PuzzleSplit,
     group: int,
     stream: Iterable[Answered],
-    effort: Effort,
+    effort: ReasonerOptions,
     counts: Sequence[int],
     keep: int,
 ) -> TaskVotes:
@@ -185,7 +174,7 @@ def question(
     group: int,
     pair: int,
     given: Sequence[tuple[Answer, ...]],
-    effort: Effort,
+    effort: ReasonerOptions,
     counts: Sequence[int],
     keep: int,
 ) -> Question:
@@ -197,7 +186,8 @@ def question(
     for segments, own in zip(effort.segments, zip(*given, strict=True), strict=True):
         for count, ranked in zip(counts, rankings(own, counts, effort.choose), strict=True):
             passes = sum(answer.passes for answer in own[:count])
-            right = right_cells(ranked[0].grid, expected)
+            first = ranked[0].grid
+            right = int((first == expected).sum()) if first.shape == expected.shape else 0
             trials.append(Trial(segments, count, passes, place_of(expected, ranked), right))
     return Question(asked, expected, len(ranked), trials[-1].place, ranked[:keep], trials)
 
@@ -210,11 +200,6 @@ def rankings(given: Sequence[Answer], counts: Sequence[int], choose: Choice) -> 
             ballot.add(answer.grid, answer.confidence)
         counted = count
         yield ballot.ranked(choose)
-
-
-def right_cells(grid: np.ndarray, expected: np.ndarray) -> int:
-    """The number of correct cells; 0 if the shapes differ."""
-    return int((grid == expected).sum()) if grid.shape == expected.shape else 0
 
 
 def by_passes(tasks: Sequence[TaskVotes]) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deeploop.tasks.iterate.problems.base import IteratedTask
-    from deeploop.tasks.iterate.problems.examples import Examples
 
 # Imported on demand: the names are options, which must not need numpy.
 TASKS = {
@@ -24,10 +23,3 @@ def make_task(name: str, length: int, rule: int = 86) -> "IteratedTask":
     kind: Any = getattr(import_module(f"deeploop.tasks.iterate.problems.{name}"), TASKS[name])
     made: IteratedTask = kind(length, rule) if name == "automaton" else kind(length)
     return made
-
-
-def make_examples(name: str, length: int, rule: int = 86, *, tells_steps: bool) -> "Examples":
-    """Make a task as a model's inputs and targets."""
-    from deeploop.tasks.iterate.problems.examples import Examples
-
-    return Examples(make_task(name, length, rule), tells_steps)

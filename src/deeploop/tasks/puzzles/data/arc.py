@@ -219,10 +219,10 @@ def arc_settings(tasks: Iterable[ArcTask], augmentations: int, seed: int) -> dic
 def differences_from_published(build: dict[str, Any]) -> list[str]:
     """Differences of a build's settings, as in puzzles.json, from the paper's arc-aug-1000."""
     tasks, found = build.get("tasks"), []
-    if tasks != PUBLISHED_TASKS and isinstance(tasks, dict):
-        total, published = sum(tasks.values()), sum(PUBLISHED_TASKS.values())
+    published = sum(PUBLISHED_TASKS.values())
+    if isinstance(tasks, dict) and (total := sum(tasks.values())) != published:
         lacks = ": without ConceptARC, which --concept-arc of `deeploop prepare arc` adds" * (
-            not tasks.get("concept")
+            tasks.get("concept") == 0
         )
         found.append(f"built from {total} tasks, not the paper's {published}{lacks}")
     if (views := build.get("augmentations")) != PUBLISHED_VIEWS:

@@ -50,18 +50,16 @@ def check_counts(train: int, test: int) -> None:
 def build_generated(
     out: Path,
     make: Callable[[range], list[Candidate]],
+    build: dict[str, Any],
     *,
-    train: int,
-    test: int,
     kind: str,
     vocabulary: int,
-    build: dict[str, Any],
     workers: int,
 ) -> PuzzleSet:
     """Generate numbered puzzles until both splits are full; independent of the number of workers."""
     pieces = (range(start, start + CHUNK) for start in count(0, CHUNK))
     with closing(process_map(make, pieces, workers)) as made:
-        chosen = _fill(made, train, test, kind)
+        chosen = _fill(made, build["train"], build["test"], kind)
     return write_puzzles(
         out,
         kind=kind,

@@ -112,25 +112,16 @@ def _way_back(away: list[int], cell: int, size: int) -> list[int]:
     return path
 
 
-def build_maze(
-    out: Path,
-    *,
-    size: int = 30,
-    train: int = 1000,
-    test: int = 1000,
-    min_path: int | None = None,
-    seed: int = 0,
-    workers: int = 1,
-) -> PuzzleSet:
-    """Generate a set of mazes; independent of the number of workers."""
-    build = maze_settings(size, train, test, min_path, seed)
-    make = partial(make_mazes, size=size, min_path=build["min_path"], seed=seed)
-    return build_generated(
-        out, make, train=train, test=test, kind="maze", vocabulary=VOCABULARY, build=build, workers=workers
-    )
+def build_maze(out: Path, *, workers: int = 1, **asked: Any) -> PuzzleSet:
+    """Generate a set of mazes with these `maze_settings`; independent of the number of workers."""
+    build = maze_settings(**asked)
+    make = partial(make_mazes, size=build["size"], min_path=build["min_path"], seed=build["seed"])
+    return build_generated(out, make, build, kind="maze", vocabulary=VOCABULARY, workers=workers)
 
 
-def maze_settings(size: int, train: int, test: int, min_path: int | None, seed: int) -> dict[str, Any]:
+def maze_settings(
+    size: int = 30, train: int = 1000, test: int = 1000, min_path: int | None = None, seed: int = 0
+) -> dict[str, Any]:
     """The settings that determine the content of a build, as in puzzles.json."""
     if not 5 <= size <= 255:
         raise ValueError(f"size {size}: must be between 5 and 255")

@@ -21,8 +21,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,8 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from deeploop.data.arrays import read_npy
-from deeploop.data.description import check_fields, read_description
+from deeploop.data.description import check_fields, digest, naming_damage, read_array, read_description
 from deeploop.files import atomic_file, refuse_other
 from deeploop.tasks.puzzles.data.kinds import KINDS, PuzzleKind
 
@@ -137,7 +135,7 @@ class PuzzleSet:
         """Open a folder, checking names, types, shapes and puzzle ids but not the hash."""
         folder = Path(folder)
         _check_whole(folder)
-        with _damage_named(folder):
+        with naming_damage(folder):
             facts = _read_facts(folder)
             arrays = {name: _read_array(folder, name, entry) for name, entry in facts["arrays"].items()}
             _check_arrays(facts, arrays)
@@ -154,12 +152,12 @@ class PuzzleSet:
 
     def verify(self) -> None:
         """Read every array and raise ValueError unless its content has the hash in puzzles.json."""
-        with _damage_named(self.folder):
+        with naming_damage(self.folder):
             for name, entry in self.facts["arrays"].items():
-                found, wanted = _digest(_read_array(self.folder, name, entry)), entry["sha256"]
+                found, wanted = digest(_read_array(self.folder, name, entry)), entry["sha256"]
                 if found != wanted:
                     raise ValueError(f"{name}.npy has sha256 {found:.12}…, puzzles.json {wanted:.12}…")
-            if (found := _content_hash(self.facts)) != self.hash:
+            if (found := content_hash(self.facts)) != self.hash:
                 raise ValueError(f"its content has hash {found:.12}…, puzzles.json {self.hash:.12}…")
             self._check_values()
 
@@ -197,11 +195,11 @@ def write_puzzles(
         "splits": {name: _sizes(splits[name]["groups"]) for name in SPLITS},
         "names": {name: list(names[name]) if names else [] for name in SPLITS},
         "arrays": {
-            name: {"dtype": array.dtype.str, "shape": list(array.shape), "sha256": _digest(array)}
+            name: {"dtype": array.dtype.str, "shape": list(array.shape), "sha256": digest(array)}
             for name, array in sorted(arrays.items())
         },
     }
-    facts["hash"] = _content_hash(facts)
+    facts["hash"] = content_hash(facts)
     _check_arrays(facts, arrays)
     folder.parent.mkdir(parents=True, exist_ok=True)
     whole = folder.resolve()
@@ -234,11 +232,7 @@ def _sizes(groups: np.ndarray) -> dict[str, int]:
     return {"groups": len(groups), **{name: int(count) for name, count in counts.items()}}
 
 
-def _digest(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
-
-
-def _content_hash(facts: dict[str, Any]) -> str:
+def content_hash(facts: dict[str, Any]) -> str:
     """Hash of puzzles.json without the hash itself; it includes the checksums of the arrays."""
     content = {name: value for name, value in facts.items() if name != "hash"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -263,16 +257,6 @@ def _check_whole(folder: Path) -> None:
         )
 
 
-@contextmanager
-def _damage_named(folder: Path) -> Iterator[None]:
-    """Add the folder and a remedy to an error about its content, as `prepare` replaces nothing."""
-    try:
-        yield
-    except ValueError as error:
-        what = str(error).removeprefix(f"{folder}/")
-        raise ValueError(f"{folder}: {what}; delete the folder and prepare it again") from None
-
-
 def _read_facts(folder: Path) -> dict[str, Any]:
     facts = read_description(folder / "puzzles.json", "puzzles", PUZZLE_FORMAT, FIELDS)
     for name, entry in facts["arrays"].items():
@@ -283,19 +267,7 @@ def _read_facts(folder: Path) -> dict[str, Any]:
 
 
 def _read_array(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
-    path = folder / f"{name}.npy"
-    try:
-        array = read_npy(path)
-    except FileNotFoundError:
-        raise ValueError(f"{path.name}: missing") from None
-    except OSError as error:
-        raise ValueError(f"{path.name}: can't be read ({error.strerror})") from None
-    except ValueError as error:
-        raise ValueError(f"{path.name}: unreadable ({error})") from None
-    found = [array.dtype.str, list(array.shape)]
-    if found != [entry["dtype"], entry["shape"]]:
-        raise ValueError(f"{path.name}: holds {found[1]} of {found[0]}, puzzles.json has {entry['shape']}")
-    return array
+    return read_array(folder / f"{name}.npy", "puzzles.json", entry["shape"], (entry["dtype"],))
 
 
 def _check_arrays(facts: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:

@@ -200,25 +200,17 @@ def _plan(size: int, key: np.ndarray, few: bool) -> tuple[int, list[int]]:
     return clues, orders(drawn[1:]).tolist()
 
 
-def build_sudoku(
-    out: Path,
-    *,
-    size: int = 9,
-    train: int = 1000,
-    test: int = 1000,
-    difficulty: str = "any",
-    seed: int = 0,
-    workers: int = 1,
-) -> PuzzleSet:
-    """Generate a Sudoku set; independent of the number of workers."""
-    build = sudoku_settings(size, train, test, difficulty, seed)
-    make = partial(make_sudokus, size=size, difficulty=difficulty, seed=seed)
-    return build_generated(
-        out, make, train=train, test=test, kind="sudoku", vocabulary=size + 2, build=build, workers=workers
-    )
+def build_sudoku(out: Path, *, workers: int = 1, **asked: Any) -> PuzzleSet:
+    """Generate a set with these `sudoku_settings`; independent of the number of workers."""
+    build = sudoku_settings(**asked)
+    size = build["size"]
+    make = partial(make_sudokus, size=size, difficulty=build["difficulty"], seed=build["seed"])
+    return build_generated(out, make, build, kind="sudoku", vocabulary=size + 2, workers=workers)
 
 
-def sudoku_settings(size: int, train: int, test: int, difficulty: str, seed: int) -> dict[str, Any]:
+def sudoku_settings(
+    size: int = 9, train: int = 1000, test: int = 1000, difficulty: str = "any", seed: int = 0
+) -> dict[str, Any]:
     """The settings that determine the content of a build, as in puzzles.json."""
     board(size)
     if difficulty not in DIFFICULTIES:

@@ -74,7 +74,7 @@ class SudokuFiles:
     """The files to build from, and the settings; counts are per file."""
 
     files: tuple[Path, ...]
-    test_files: tuple[Path, ...] = ()  # only tested on
+    test_from: tuple[Path, ...] = ()  # only tested on
     size: int = 9
     train: int = 1000
     test: int = 1000
@@ -92,12 +92,12 @@ class SudokuFiles:
             "skip_bad": self.skip_bad,
             "sources": self.names(),
             "sha256": [sha256_of(path) for path in self.all_files],
-            "test_only": len(self.test_files),
+            "test_only": len(self.test_from),
         }
 
     @property
     def all_files(self) -> tuple[Path, ...]:
-        return self.files + self.test_files
+        return self.files + self.test_from
 
     def names(self) -> list[str]:
         """The files' names, or their whole paths if two are equal."""
