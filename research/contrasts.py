@@ -25,7 +25,7 @@ class Spread:
     sd: float
     dof: int
 
-    def error(self, *counts: int) -> float:
+    def error(self, *counts: float) -> float:
         """Standard error of a contrast of means over so many seeds each."""
         return self.sd * math.sqrt(sum(1 / n for n in counts))
 
@@ -55,11 +55,12 @@ def pooled(cells: Mapping[str, Losses]) -> Spread:
     return Spread(math.sqrt(squares / dof), dof)
 
 
-def contrasts(cells: Mapping[str, Losses]) -> list[Contrast]:
-    """Every pair of cells, the lowest loss first."""
+def contrasts(cells: Mapping[str, Losses], pairs: Sequence[tuple[str, str]] | None = None) -> list[Contrast]:
+    """These pairs of cells, or every pair, the lowest loss first. All cells give the spread."""
     spread = pooled(cells)
-    order = sorted(cells, key=lambda name: fmean(cells[name].values()))
-    pairs = [(worse, better) for better, worse in combinations(order, 2)]
+    if pairs is None:
+        order = sorted(cells, key=lambda name: fmean(cells[name].values()))
+        pairs = [(worse, better) for better, worse in combinations(order, 2)]
     means = [fmean(cells[a].values()) - fmean(cells[b].values()) for a, b in pairs]
     errors = [spread.error(len(cells[a]), len(cells[b])) for a, b in pairs]
     raw = [2 * upper_tail(abs(m) / e, spread.dof) for m, e in zip(means, errors, strict=True)]

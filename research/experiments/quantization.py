@@ -25,14 +25,14 @@ from research.experiments.rounding import round_matrices_
 from research.tables.quantization import FORMATS, LOSSES
 
 
-def score(run: Path, data: Path | None, windows: int) -> dict[str, float]:
+def score(run: Path, data: Path | None, windows: int, device: str) -> dict[str, float]:
     """Loss of the weights as trained, and in each format."""
-    model, _ = deeploop.load(run)
+    model, _ = deeploop.load(run, device=device)
     corpus = Corpus.open(data or load_config(run).data.folders[0])
     pair = validation_windows(corpus.validation, model.config.context, windows)
 
     def loss(model: LoopedGPT) -> float:
-        found = validate(model, *pair, batch=32)
+        found = validate(model, *pair, batch=32, device=device)
         return found.loss / found.targets
 
     losses = {"loss": loss(model)}
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("sweep", type=Path)
     parser.add_argument("--data", type=Path, help="corpus, where it is not where the runs were trained on it")
     parser.add_argument("--windows", type=int, default=128)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
 
     file = options.sweep / LOSSES
@@ -63,7 +64,7 @@ def main() -> None:
     for run, axes in finished(options.sweep).items():
         if run.name in known:
             continue
-        row = {"run": run.name, **axes, **score(run, options.data, options.windows)}
+        row = {"run": run.name, **axes, **score(run, options.data, options.windows, options.device)}
         with file.open("a") as lines:
             lines.write(json.dumps(row) + "\n")
         print({name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()})

@@ -165,7 +165,7 @@ def test_votes_on_arc_end_in_the_papers_table(trained, tmp_path, command, hashed
     assert hashed == ["model.safetensors"]
     rows = [line.split() for line in out.splitlines()]
     assert ["tasks", "solved,", "%", "K=1", "K=2", "K=10", "K=100", "K=1000"] in rows
-    assert ["paper:", "vanilla", "HRM", "31.50", "36.50", "41.50", "47.50", "50.75"] in rows
+    assert ["paper,", "ARC-AGI-1:", "HRM", "31.50", "36.50", "41.50", "47.50", "50.75"] in rows
     (record,) = results.read(run / "eval.json")
     assert (record["tasks"], record["inputs"], record["examples"], record["most_views"]) == (2, 3, 18, 6)
     assert {name: len(places) for name, places in record["places"].items()} == {"b": 1, "c<i>": 2}

@@ -113,7 +113,7 @@ def test_grids_and_more_segments(sudoku, say, tmp_path):
         ("x" * 16, "puzzle: symbol 'x': must be one of . 1 2 3 4 0"),
         ("11" + "." * 14, "puzzle: has no answer"),
         ("." * 16, "puzzle: has more than one answer"),
-        ("[[1, 2], [3]]", "puzzle: rows of 1 to 2 cells, must be of one length"),
+        ("[[1, 2], [3]]", "puzzle: rows have 1 to 2 cells; must be equally long"),
         ("", "puzzle: is empty"),
     ],
 )

@@ -142,7 +142,7 @@ def test_damage_is_named(text, tmp_path, damage):
         ("bpe:9000", r"bpe:9000: the text is too short; .* after bpe:\d+; ask for that or fewer"),
         (
             "llama",
-            "'llama': must be bytes, gpt2, or a folder or GGUF file that holds one; `deeploop prepare text",
+            "'llama': must be bytes, gpt2, or a folder or GGUF file that has a tokenizer; `deeploop prepare",
         ),
         (
             ".",
@@ -161,7 +161,7 @@ def test_the_size_that_a_short_text_gives_can_be_had():
         train_bpe(documents(), 9000)
     size = int(str(error.value).split("after bpe:")[1].split(";")[0])
     assert train_bpe(documents(), size).vocabulary == size
-    with pytest.raises(ValueError, match="take more text, or --tokenizer bytes"):
+    with pytest.raises(ValueError, match="use more text, or --tokenizer bytes"):
         train_bpe(["ab"], 300)
 
 

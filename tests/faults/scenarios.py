@@ -137,7 +137,7 @@ def damaged_checkpoints(folder: Path, times: int) -> Row:
         while is_whole(checkpoint):  # a bit in a digit beyond a float's precision changes nothing: again
             damage(draw.choice(sorted(checkpoint.iterdir())), draw)
         ends_as(reference, config, log)
-        if "put aside; going on from" not in log.read_text():
+        if "moved aside; resuming from" not in log.read_text():
             raise AssertionError("nobody was told")
     return Row(
         "damaged checkpoint",

@@ -24,7 +24,7 @@ from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
 REFUSED = "another run is writing there"
-MEANWHILE = "another run has been there meanwhile"  # the other one was quick
+MEANWHILE = "another run began there meanwhile"  # the other one was quick
 
 
 def at_once(commands: Sequence[Sequence[str]], log: Path) -> list[int]:

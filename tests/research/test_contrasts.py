@@ -35,6 +35,15 @@ def test_the_spread_is_pooled_within_cells():
         pooled({"a": {0: 1.0}})
 
 
+def test_pairs_that_were_chosen_share_the_spread_of_all_cells():
+    cells = {"a": {0: 1.0, 1: 1.2}, "b": {0: 2.0, 1: 2.2}, "c": {0: 0.0, 1: 4.0}}
+    (found,) = contrasts(cells, [("a", "b")])
+    error = pooled(cells).error(2, 2)
+    assert (found.one, found.other, found.mean) == ("a", "b", pytest.approx(-1))
+    assert found.half == pytest.approx(quantile(0.975, 3) * error)
+    assert found.p == pytest.approx(2 * upper_tail(1 / error, 3))
+
+
 def test_equal_rules_are_told_apart_in_one_table_of_twenty():
     draw = random.Random(0)
     tables = [

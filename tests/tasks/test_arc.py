@@ -200,7 +200,7 @@ def test_impossible_builds(tmp_path):
     with pytest.raises(ValueError) as error:
         build_arc([*TASKS, *doubled], out)
     places = f"ARC-AGI-1's own, {paths[0]}, {paths[1]}"
-    assert str(error.value) == f"task a1: more than one of this name ({places}); rename a file"
+    assert str(error.value) == f"task a1: several have this name ({places}); rename a file"
     with pytest.raises(ValueError, match="none of the 2 is an evaluation task"):
         build_arc(TASKS[:2], out)
     with pytest.raises(ValueError, match="augmentations -1"):

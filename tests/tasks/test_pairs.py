@@ -74,7 +74,7 @@ def test_split_by_seed_without_repeats(tmp_path):
         ("[1]", 'must be {"input": …, "output": …}'),
         ('{"input": "a"}', 'must be {"input": …, "output": …}'),
         ('{"input": 3, "output": "a"}', "input: must be a string, or a list or grid"),
-        ('{"input": "a", "output": [[1], [1, 2]]}', "output: rows of 1 to 2 cells, must be of one length"),
+        ('{"input": "a", "output": [[1], [1, 2]]}', "output: rows have 1 to 2 cells; must be equally long"),
         ('{"input": "a", "output": [[1], 2]}', "output: cell [1]: must be an integer or a string"),
         ('{"input": "a", "output": [1.5]}', "output: cell 1.5: must be an integer or a string"),
         ('{"input": "a", "output": [true]}', "output: cell True: must be an integer or a string"),
@@ -95,9 +95,9 @@ def test_a_bad_line_is_named_and_nothing_is_written(tmp_path, line, what):
 
 
 def test_too_few(tmp_path):
-    with pytest.raises(ValueError, match=r"2 different pairs, 2 to train on and 1 to test are asked for"):
+    with pytest.raises(ValueError, match=r"2 distinct pairs, fewer than train=2 plus test=1; .* --train"):
         build(tmp_path, [("a", "b"), ("b", "a")], train=2)
-    with pytest.raises(ValueError, match=r"1 different pairs, 1 to train on and 1 to test are asked for"):
+    with pytest.raises(ValueError, match=r"1 distinct pairs, fewer than train=1 plus test=1; .* --train"):
         build(tmp_path, [("a", "b")])
     (tmp_path / "empty").touch()
     with pytest.raises(ValueError, match="empty: has no pairs"):

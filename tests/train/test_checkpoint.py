@@ -112,7 +112,7 @@ def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(copied, make_confi
     capsys.readouterr()
     found = train(make_config(copied, resume=True, optim={"steps": 7}))
     assert f"{path}: " in (said := capsys.readouterr().out)
-    assert f"put aside; going on from {before}" in said
+    assert f"moved aside; resuming from {before}" in said
     assert found["loss"] == expected["loss"]
     assert (copied / "checkpoints" / f"damaged-{newest}").is_dir()
     read_state(copied / "checkpoints" / newest)

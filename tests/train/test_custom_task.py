@@ -154,7 +154,7 @@ def test_recompute_reaches_the_model_or_is_refused(tmp_path):
     config = replace(config, device=replace(config.device, recompute="round"))
     assert Sorting(config, World(0, 1, torch.device("cpu"))).build().recompute == "round"
     with pytest.raises(
-        ValueError, match=r"device\.recompute=round: the Linear of Foreign\.build has no such"
+        ValueError, match=r"device\.recompute=round: the Linear of Foreign\.build does not set"
     ):
         train(config, task=Foreign, quiet=True)
     foreign = torch.nn.Linear(2, 2)

@@ -1,8 +1,8 @@
-"""Byte-level BPE trained on the user's own text and stored as merges.txt.
+"""Find and load tokenizers, and train byte-level BPE on your own text.
 
-merges.txt has GPT-2's format: a version line, then one line per merge. It is kept in the corpus that it
-was trained for and in the runs on that corpus. The tokenizer's name, `bpe:4096:1f0c…`, holds its
-vocabulary size and the start of the file's sha256, so two tokenizers with the same name are identical.
+A trained tokenizer is stored as merges.txt in GPT-2's format: a version line, then one line per merge. The
+corpus that it was trained for keeps a copy, and so does each run on that corpus. Its name, `bpe:4096:1f0c…`,
+holds its vocabulary size and the start of the file's sha256, so tokenizers with the same name are identical.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ from deeploop.files import DESCRIPTIONS, parse_json, read_object, read_text, res
 
 MERGES = "merges.txt"
 VERSION_LINE = "#version: 0.2"
-SMALLEST, LARGEST = 258, 2**16  # bytes, end-of-text and a merge; what uint16 holds
+SMALLEST, LARGEST = 258, 2**16  # 256 bytes, end-of-text and one merge; as many ids as uint16 holds
 LARGEST_FILE = 2**24
 
 
 def asked_vocabulary(asked: str) -> int | None:
-    """The vocabulary size of `bpe:4096`, or None if `asked` does not ask for training."""
+    """Parse the vocabulary size of `bpe:4096`; None for the name of an existing tokenizer."""
     found = re.fullmatch(r"bpe:(\d{1,9})", asked)
     if found is None:
         return None
@@ -47,8 +47,8 @@ def find_tokenizer(asked: str) -> Tokenizer:
         return read_gguf_tokenizer(GGUFFile(path))
     if not path.is_dir():
         raise ValueError(
-            f"tokenizer {asked!r}: must be bytes, gpt2, or a folder or GGUF file that holds one; "
-            "`deeploop prepare text FILE… --tokenizer bpe:4096 --out FOLDER` trains one into its folder"
+            f"tokenizer {asked!r}: must be bytes, gpt2, or a folder or GGUF file that has a tokenizer; "
+            "`deeploop prepare text FILE… --tokenizer bpe:4096 --out FOLDER` trains one into FOLDER"
         )
     for facts in [read_object(path / name) for name in DESCRIPTIONS if (path / name).exists()]:
         if isinstance(name := facts.get("tokenizer"), str):
@@ -64,7 +64,7 @@ def find_tokenizer(asked: str) -> Tokenizer:
 
 
 def load_tokenizer(name: str, folder: Path) -> Tokenizer:
-    """The tokenizer of that name. A trained or pretrained one is read from the folder."""
+    """Load a tokenizer by name; trained and pretrained ones are read from the folder."""
     if not is_kept(name):
         return get_tokenizer(name)
     file, read = (MERGES, read_bpe) if name.startswith("bpe:") else (TOKENIZER, read_pretrained)
@@ -75,29 +75,29 @@ def load_tokenizer(name: str, folder: Path) -> Tokenizer:
 
 
 def is_kept(name: str) -> bool:
-    """True if folders keep a copy of the tokenizer of that name."""
+    """Return True if corpora and runs keep a copy of the tokenizer of that name."""
     return name.startswith(("bpe:", "hf:"))
 
 
 def vocabulary_fits(name: str, tokens: int, rows: int) -> bool:
-    """True if a tokenizer's vocabulary fits a model; pretrained models may have unused rows."""
+    """Return True if a tokenizer's vocabulary fits a model's; pretrained models may have unused rows."""
     return tokens == rows or (tokens < rows and name.startswith("hf:"))
 
 
 def how_to_ask(name: str, folder: Path) -> str:
-    """The value of --tokenizer that selects the tokenizer of that name; `folder` has it if it is kept."""
+    """The value of --tokenizer that selects this tokenizer: its name, or the folder that keeps it."""
     return str(folder) if is_kept(name) else name
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
-    """The files to keep with a tokenizer; none for the built-in ones."""
+    """Name → text of the files that store a tokenizer; none for the built-in ones."""
     if isinstance(tokenizer, PretrainedTokenizer):
         return tokenizer.files()
     return {MERGES: _text(tokenizer.merges)} if tokenizer.name.startswith("bpe:") else {}
 
 
 def train_bpe(documents: Iterable[str], vocabulary: int) -> BPETokenizer:
-    """Train a BPE on documents, merging the most frequent pairs up to a vocabulary size.
+    """Train BPE on documents: merge the most frequent pair until the vocabulary is full.
 
     The result depends only on the documents: ties are broken by the order of ids.
     """
@@ -116,7 +116,7 @@ def train_bpe(documents: Iterable[str], vocabulary: int) -> BPETokenizer:
     engine.train_from_iterator((utf8(text).decode() for text in documents), trainer)
     merges = _distinct(parse_json(engine.to_str())["model"]["merges"])
     if (found := len(merges) + SMALLEST - 1) < vocabulary:
-        advice = "ask for that or fewer" if found >= SMALLEST else "take more text, or --tokenizer bytes"
+        advice = "ask for that or fewer" if found >= SMALLEST else "use more text, or --tokenizer bytes"
         raise ValueError(
             f"tokenizer bpe:{vocabulary}: the text is too short; no pair is left that occurs twice after "
             f"bpe:{found}; {advice}"
@@ -130,7 +130,7 @@ def _distinct(pairs: Iterable[Sequence[str]]) -> list[tuple[str, str]]:
 
 
 def read_bpe(folder: Path) -> BPETokenizer:
-    """Read the trained tokenizer that a folder holds."""
+    """Read the trained tokenizer of a folder."""
     path = folder / MERGES
     try:
         version, *lines = read_text(path, LARGEST_FILE).removesuffix("\n").split("\n")
@@ -147,7 +147,7 @@ def read_bpe(folder: Path) -> BPETokenizer:
 
 
 def _parsed(lines: Iterable[str]) -> list[tuple[str, str]]:
-    """Parse merges, each of two known tokens into a new one."""
+    """Parse the lines of merges.txt; each must merge two known tokens into a new one."""
     known, merges = set(byte_characters().values()), []
     for number, line in enumerate(lines, start=2):
         left, _, right = line.partition(" ")

@@ -13,7 +13,9 @@ VERSIONS = (2, 3)
 # Size in bytes of a metadata value by type; strings and arrays store their own.
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 STRING, ARRAY = 8, 9
-MOST_NAMES, MOST_ITEMS, MOST_DIMENSIONS = 2**16, 2**22, 4
+# Far above what real models have; they bound the time and memory that an untrusted file can take.
+MOST_NAMES, MOST_ITEMS, MOST_DIMENSIONS, LONGEST_SIDE = 2**16, 2**22, 4, 2**31
+# What `gguf` raises on a damaged file.
 DAMAGED = (
     ValueError,
     IndexError,
@@ -26,10 +28,10 @@ DAMAGED = (
 )
 
 
-class _Walk:
+class _Checker:
     """Check that the counts in header, metadata and tensor list fit into the file.
 
-    The package `gguf` trusts these counts, and would loop forever past the end of a damaged file.
+    The package `gguf` trusts these counts; in a damaged file they can make it loop past the end forever.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -49,8 +51,8 @@ class _Walk:
         for _ in range(tensors):
             self._string()
             for _ in range(self._number(4, MOST_DIMENSIONS)):
-                self._number(8, 2**31)
-            self._bytes(12)  # type and offset
+                self._number(8, LONGEST_SIDE)
+            self._bytes(12)  # type (4) and offset (8)
 
     def _value(self, kind: int) -> None:
         if kind == STRING:
@@ -81,7 +83,7 @@ class _Walk:
 
     def _bytes(self, count: int) -> bytes:
         if count > self._left:
-            raise ValueError("damaged GGUF file (it ends before what it lists)")
+            raise ValueError("damaged GGUF file (truncated: it lists more bytes than it has)")
         self._left -= count
         return self._file.read(count)
 
@@ -94,7 +96,7 @@ class GGUFFile:
         self.path = path
         try:
             with open_regular(path) as file:
-                _Walk(file).check()
+                _Checker(file).check()
         except OSError as error:
             raise ValueError(f"{path}: can't be read ({error.strerror})") from None
         except ValueError as error:
@@ -107,7 +109,10 @@ class GGUFFile:
             raise ValueError(f"{path}: damaged GGUF file ({error!r:.100})") from None
 
     def get(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """The metadata value of that name and type. Raises ValueError if it is missing and has no default."""
+        """Return a metadata value of the given type, or the default if it is missing.
+
+        Raises ValueError if there is no default either, or if the value has another type.
+        """
         if name not in self._fields:
             if default is None:
                 raise ValueError(f"{self.path}: its metadata has no {name}")
@@ -142,12 +147,12 @@ class GGUFFile:
 
         tensor = self._tensors[name]
         try:
-            with np.errstate(all="ignore"):  # non-finite values are refused by the caller
+            with np.errstate(all="ignore"):  # the caller refuses non-finite values
                 values = dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError:
             raise ValueError(
                 f"{self.path}: {name} is of type {tensor.tensor_type.name}, which gguf can't dequantize; "
-                "take a file with F16, Q8_0, Q4_1 or a K type, or the transformers folder"
+                "use a file in F16, Q8_0, Q4_1 or a K-quant type, or the transformers folder"
             ) from None
         except DAMAGED as error:
             raise ValueError(f"{self.path}: {name}: damaged tensor ({error!r:.100})") from None

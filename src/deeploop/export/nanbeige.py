@@ -1,9 +1,9 @@
-"""A run in Nanbeige's format, which mlx-lm and llama.cpp read: `deeploop export --format nanbeige`.
+"""Export a run in Nanbeige's format, which mlx-lm and llama.cpp read: `deeploop export --format nanbeige`.
 
-Nanbeige is a pre-norm loop: K layers of x + attention(norm(x)) and x + mlp(norm(x)), applied `num_loops`
-times, then one norm. A looped GPT without outer norms is exactly that once the factors of its rule are
-multiplied into the weights, ε into the output projections and a block's own s into its norms, and its input
-norm is applied to the embedding.
+Nanbeige is a looped pre-norm transformer: K layers of x + attention(norm(x)) and x + mlp(norm(x)), applied
+`num_loops` times, then one norm. A looped GPT without outer norms computes the same once the factors of its
+rule are folded into the weights: ε into the output projections, the input scale of each block into its norms,
+and the input norm into the embedding.
 """
 
 from pathlib import Path
@@ -23,40 +23,48 @@ from deeploop.models.gpt_config import GPTConfig
 from deeploop.rules import OUTPUTS, Rule
 from deeploop.runs.folder import require_checkpoint
 
+# The model settings that the format can express.
 FITTING: dict[str, Any] = {
-    **{"prelude": 0, "coda": 0, "injection": "none", "first_state": "embedding"},
-    **{"qk_norm": "none", "attention_bias": "none", "mlp_bias": False, "unigram_bias": False},
-    **{"exit_gate": False, "final_norm": True},
+    "prelude": 0,
+    "coda": 0,
+    "injection": "none",
+    "first_state": "embedding",
+    "qk_norm": "none",
+    "attention_bias": "none",
+    "mlp_bias": False,
+    "unigram_bias": False,
+    "exit_gate": False,
+    "final_norm": True,
 }
 
 
 def export_nanbeige(run: Path, folder: Path, *, dtype: str = "float32", context: int | None = None) -> str:
-    """Export the last checkpoint for mlx-lm and llama.cpp; return what to print."""
+    """Export the last checkpoint for mlx-lm and llama.cpp; return a summary to print."""
     require("transformers", "hf")
     checkpoint = require_checkpoint(run)
     model, tokenizer = load_parts(run, checkpoint)
     require_fitting(model.config)
-    longer = check_context(run, model.config.context, context)
+    context_note = check_context(run, model.config.context, context)
     context = context or model.config.context
-    own = nanbeige_config(model) | {"max_position_embeddings": context, "torch_dtype": dtype}
+    settings = nanbeige_config(model) | {"max_position_embeddings": context, "torch_dtype": dtype}
     with new_export(folder) as part:
         if tokenizer is not None:
             defaults = save_tokenizer(tokenizer, part, context, template_of(run))
             defaults.save_pretrained(part)
-            own |= {name: getattr(defaults, name) for name in ("bos_token_id", "eos_token_id")}
+            settings |= {name: getattr(defaults, name) for name in ("bos_token_id", "eos_token_id")}
         weights = nanbeige_weights(model, getattr(torch, dtype))
         save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
-        write_json(part / "config.json", own)
-        card = CARD.format(name=run.name, mark=CARD_MARK, version=deeploop.__version__, **own)
+        write_json(part / "config.json", settings)
+        card = CARD.format(name=run.name, mark=CARD_MARK, version=deeploop.__version__, **settings)
         (part / "README.md").write_text(card, encoding="utf-8")
     return (
-        f"{written(folder, run, checkpoint)}{longer}\n\n"
+        f"{written(folder, run, checkpoint)}{context_note}\n\n"
         f'  mlx_lm.generate --model {folder} --prompt "Once upon a time"'
     )
 
 
 def require_fitting(config: GPTConfig) -> None:
-    """Raise in one line where the format has no place for something, with settings that fit."""
+    """Raise ValueError for settings that the format can't express, naming flags that fit."""
     found = [] if is_prenorm(config.residual) else [("rule", "averaged")]
     found += [(name, value) for name, value in FITTING.items() if getattr(config, name) != value]
     if found:
@@ -73,19 +81,19 @@ def is_prenorm(rule: Rule) -> bool:
 
 
 def _flag(name: str, value: Any) -> str:
-    words = name.replace("_", "-")
+    option = name.replace("_", "-")
     if isinstance(value, bool):
-        return f"--model.{'' if value else 'no-'}{words}"
-    return f"--model.{words} {value}"
+        return f"--model.{'' if value else 'no-'}{option}"
+    return f"--model.{option} {value}"
 
 
 def nanbeige_config(model: LoopedGPT) -> dict[str, Any]:
-    """config.json without its context, dtype and special tokens."""
+    """Return config.json without context, dtype and special tokens."""
     config = model.config
     return {
         "architectures": ["NanbeigeForCausalLM"],
         "model_type": "nanbeige",
-        "exported_by": f"deeploop {deeploop.__version__}",  # so that an export may be replaced
+        "exported_by": f"deeploop {deeploop.__version__}",  # a later export may replace this folder
         "num_hidden_layers": config.blocks,
         "num_loops": model.rounds,
         "skip_loop_final_norm": True,
@@ -106,14 +114,17 @@ def nanbeige_config(model: LoopedGPT) -> dict[str, Any]:
 
 
 def rope_scaling(scaling: tuple[float, ...]) -> dict[str, Any] | None:
-    """`model.rotary_scaling` in transformers' words."""
+    """Convert `model.rotary_scaling` to transformers' `rope_scaling`."""
     if not scaling:
         return None
     if len(scaling) == 1:
         return {"rope_type": "linear", "factor": scaling[0]}
     factor, low, high, original = scaling
     return {
-        **{"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high},
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
         "original_max_position_embeddings": int(original),
     }
 
@@ -128,13 +139,13 @@ LAYER = {
 
 @torch.no_grad()
 def nanbeige_weights(model: LoopedGPT, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """The weights by Nanbeige's names, with the rule's factors, and width-µP's in the last norm."""
-    config, state, words = model.config, model.state_dict(), model.config.vocabulary
-    embedding = state["embedding.weight"][:words]
+    """The weights under Nanbeige's names, with the factors of the rule and of width-µP folded in."""
+    config, state, vocabulary = model.config, model.state_dict(), model.config.vocabulary
+    embedding = state["embedding.weight"][:vocabulary]
     weights = {
         "model.embed_tokens": model.input_norm(embedding),
-        "model.norm": state["final_norm.weight"] * config.matrix_lr_multiplier,
-        "lm_head": embedding if config.tied_head else state["head.weight"][:words],
+        "model.norm": state["final_norm.weight"] * config.matrix_lr_multiplier,  # width-µP
+        "lm_head": embedding if config.tied_head else state["head.weight"][:vocabulary],
     }
     outputs = dict.fromkeys(OUTPUTS, config.scales.epsilon)
     for index in range(config.blocks):

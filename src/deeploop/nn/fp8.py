@@ -27,7 +27,7 @@ MULTIPLE = 16  # of both dimensions of an FP8 product's operands
 RMS = 4.0  # of a weight or an activation times its scale: 1/112 of e4m3's largest number, 448
 HIDDEN_RMS = 0.25  # of SwiGLU's hidden values, which are products: of longer tails, and aligned by training
 PEAK = 2.0**6  # of the loop's output gradient times its scale: e5m2 goes to 2^15.8, at 2 bits down to 2^-14
-TINY = 1e-12  # stands for the size of a matrix that is zero
+TINY = 1e-12  # used as the size of a matrix of zeros
 TINY_GRADIENT = 1e-18  # and for the peak of a gradient that is zero: with TINY its scale is still finite
 
 
@@ -41,7 +41,7 @@ def against_tokens(tokens: int) -> str:
 
 
 def in_e4m3(x: Tensor) -> Tensor:
-    """x in FP8, as it is, within the format's bounds; NaN stays NaN."""
+    """Cast x to FP8 without a scale, clamped to the format's range; NaN stays NaN."""
     most = torch.finfo(E4M3).max
     return x.clamp(-most, most).to(E4M3)
 
@@ -74,7 +74,7 @@ class Product(NamedTuple):
 def multiply(
     a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, dtype: torch.dtype, *, fast: bool
 ) -> Tensor:
-    """a @ b.T of the numbers that a and b represent."""
+    """a @ b.T of the unscaled values of a and b."""
     return torch._scaled_mm(a, b.T, a_inverse, b_inverse, out_dtype=dtype, use_fast_accum=fast)
 
 

@@ -60,7 +60,7 @@ def is_of_the_paper(setup: Setup) -> bool:
 
 
 def size(setup: Setup) -> str:
-    """The paper's size to compare with: the sweep's label, else by width and blocks."""
+    """The size in the paper to compare with: from the sweep's label, else by width and blocks."""
     for run in setup.runs:
         if run.axes.get("size") in published.SETUP:
             return str(run.axes["size"])
@@ -216,11 +216,11 @@ class Escapes:
     """The number of seeds that leave the unigram floor."""
 
     seeds: int
-    """Seeds whose outcome is known: their run came to its end, or escaped before."""
+    """Seeds whose outcome is known: their run finished, or had escaped before."""
     below_floor: int
     """By the paper's rule (Appendix C): any validation below the floor."""
     escaped: int
-    """By the verdict in the metrics: a model that all but collapsed can be below the floor by a hair."""
+    """By the verdict in the metrics: a nearly collapsed model can be slightly below the floor."""
     loss: float | None
     """Mean over the seeds that escaped, of the last run of each."""
     cut_off: int
@@ -356,7 +356,7 @@ def _ratio(one: float | None, other: float | None) -> str:
 
 # ── Settings ────────────────────────────────────────────────────────────────────────────────────────────
 def settings(groups: Sequence[Setup], runs: Sequence[Run]) -> list[Part]:
-    """Table of the differences of set-ups and evaluations from the paper's; evaluations record their own."""
+    """List how set-ups and evaluations differ from the paper's; evaluations record it themselves."""
     found = Counter(text for run in runs for own in read_evaluations(run.files) for text in own["deviations"])
     notes = "; ".join(f"{text} ({count} evaluations)" for text, count in found.items())
     said = [f"Evaluations deviate from the paper's: {notes}."] if notes else []

@@ -35,7 +35,7 @@ TABLE_AXES = (
 )
 OF_A_SETUP = ("model.", "data.", "optim.steps", "optim.batch", "device.low_precision")
 NOT_OF_A_SETUP = ("data.validate_every", "data.validation_rounds", *TABLE_AXES)
-# What the name of a method says besides its rule: setting → the usual value, and words for another one.
+# Settings that a method's name mentions: setting → the default, and the text for another value.
 ADDED: dict[str, tuple[Any, str]] = {
     "model.unigram_bias": (False, "unigram bias"),
     "optim.kind": ("adamw", "{}"),
@@ -50,7 +50,7 @@ ADDED: dict[str, tuple[Any, str]] = {
 OF_A_METHOD = ("model.rule", "model.high_rule", "model.depth_from", *ADDED)
 OPTIMIZERS = {"muon": "Muon"}
 FEW = 8
-"""Labels that a legend has room for; of more it names the methods alone."""
+"""Labels that a legend has room for; beyond that it names only the methods."""
 
 
 class Histories:
@@ -65,7 +65,7 @@ class Histories:
         return self._read[run.folder]
 
     def loss(self, run: Run) -> float | None:
-        """The validation loss a run is judged by: at its sweep's step of comparison, else its last."""
+        """The validation loss that counts: at the sweep's `compare_at`, else the last."""
         if run.compare_at is not None:
             for line in self[run].validations:
                 if line["step"] == run.compare_at:
@@ -124,7 +124,7 @@ class Cell:
 
     @property
     def trained(self) -> list[Run]:
-        """The finished runs that did not collapse."""
+        """The runs that ended without collapsing."""
         return [run for run in self.runs if run.ended and run.validation.get("verdict") != "collapsed"]
 
     @property
@@ -138,7 +138,7 @@ class Cell:
         return self.of_trained(histories.loss)
 
     def text(self, value: Callable[[Run], float | None], form: str = ".4f") -> str:
-        """Mean and spread of the runs that trained; words where there is no number."""
+        """Mean and spread of the runs that trained; text where there is no number."""
         found, fallen = self.of_trained(value), len(self.collapsed)
         if not found:
             ended = any(run.ended for run in self.runs)
@@ -154,13 +154,13 @@ def spread(values: Sequence[float], form: str = ".4f") -> str:
 
 
 def repeats(runs: Sequence[Run]) -> str:
-    """`3 runs of 2 seeds` where some seed was run more than once, so that a spread is not one of seeds."""
+    """`3 runs of 2 seeds` if a seed was run more than once: the spread is then not over seeds alone."""
     seeds = len({run.seed for run in runs})
     return f"{len(runs)} runs of {seeds} seed{'s' * (seeds > 1)}" if seeds < len(runs) else ""
 
 
 def cells(runs: Iterable[Run]) -> list[Cell]:
-    """The runs, seeds of the same settings together."""
+    """Group the runs that agree in all settings but the seed."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         own = {
@@ -220,7 +220,7 @@ def in_legend(labels: Iterable[str]) -> dict[str, str]:
 # ── Set-ups: what may stand in one table of the paper's form ────────────────────────────────────────────
 @dataclass(frozen=True)
 class Setup:
-    """Runs that may share a table."""
+    """Runs that can be compared in one table."""
 
     letter: str
     runs: tuple[Run, ...]
@@ -238,7 +238,7 @@ class Setup:
 
     @property
     def unit(self) -> str:
-        """Unit that its losses, in nats, are per; each vocabulary has one."""
+        """The unit of data that the losses are per; it depends on the vocabulary."""
         return self.runs[0].unit
 
     @property
@@ -286,7 +286,7 @@ def is_language(run: Run) -> bool:
     return run.stamp.get("task", "language") == "language" and run.fields.keys() >= CONFIG_KINDS.keys()
 
 
-# ── Settings as words ───────────────────────────────────────────────────────────────────────────────────
+# ── Settings as text ────────────────────────────────────────────────────────────────────────────────────
 def short(name: str, among: Sequence[str]) -> str:
     """`model.p` → `p`, unless another field ends alike."""
     word = name.rpartition(".")[2]
@@ -294,7 +294,7 @@ def short(name: str, among: Sequence[str]) -> str:
 
 
 def setting(value: Any) -> str:
-    """A value as in the command: of a list the words."""
+    """A value as on the command line; a list as its items."""
     if isinstance(value, list | tuple):
         return " ".join(map(setting, value)) or MISSING
     return f"{value:g}" if isinstance(value, float) else str(value)

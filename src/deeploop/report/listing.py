@@ -11,7 +11,7 @@ from deeploop.report.tables import MISSING, Table, number
 from deeploop.runs.endings import outcome
 from deeploop.terminal import printable
 
-# On a narrow terminal, what is the same in all runs is said once, below the table.
+# On a narrow terminal, settings that all runs share are printed once, below the table.
 SHARED = ("seed", "step", "state", "floor", "verdict")
 # Columns that are dropped first, in this order. Then long names are cut, then settings go, from the last, and
 # the verdict, state and step.
@@ -81,7 +81,7 @@ def kind(run: Run) -> str:
 
 
 def resume_hints(runs: Sequence[Run]) -> list[str]:
-    """The commands that continue what was cut off; a sweep continues its own cells."""
+    """The commands that resume interrupted runs; a sweep resumes its own cells."""
     stopped = [run for run in runs if run.state in ("stopped", "started") and not run.axes]
     able = [run for run in stopped if any(run.files.glob("checkpoints/step-*"))]
     lines = [f"  deeploop train --resume {shlex.quote(str(run.folder))}" for run in able[:MOST_RESUMED]]
@@ -92,7 +92,7 @@ def resume_hints(runs: Sequence[Run]) -> list[str]:
 
 # ── The table ───────────────────────────────────────────────────────────────────────────────────────────
 def runs_table(runs: Sequence[Run], name: str = "runs", title: str = "") -> Table:
-    """Every column; none for what no run has, such as GPU-hours on CPUs."""
+    """Every column but the optional ones that no run has, such as GPU-hours on CPUs."""
     table = Table.of(name, title, runs, columns(runs))
     empty = {h for h in EXPENDABLE if h in table.header and {*table.column(h)} == {MISSING}}
     return table.without(empty)
@@ -119,7 +119,7 @@ def columns(runs: Sequence[Run]) -> Columns:
 
 
 def setting_columns(runs: Sequence[Run], but: Sequence[str] = ()) -> Columns:
-    """The settings that tell these runs apart, those that a person looks for first in front."""
+    """The settings in which these runs differ, those of most interest first."""
     names = sorted(differing(runs), key=lambda name: (*FOREMOST, name).index(name))
 
     def column(name: str) -> Callable[[Run], str]:
@@ -175,7 +175,7 @@ def fitted(runs: Sequence[Run], width: int | None) -> str:
 
 
 def steps_done(run: Run) -> str:
-    """`250/1,000`; a retrofit's start has no steps of its own."""
+    """`250/1,000`; a retrofit that was not trained yet has no steps."""
     if not run.fields or run.state == "untrained":
         return MISSING
     return f"{run.step:,}/{number(run.steps, ',d')}"

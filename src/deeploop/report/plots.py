@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 RULE_COLOURS = {rule.label: rule.colour for rule in RULES}
 """One colour per rule in every figure; the labels of a rule begin with its name."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CF6FE0", "#D9A400", "#8A3324")
-"""Of lines that are no rule's."""
+"""Colours of lines that belong to no rule."""
 OTHERS = ("#A98467", "#6B6FD6", "#7D8A3C", "#C2185B")
-"""Of labels that begin with no rule's name, beside labels that do."""
+"""Colours of labels without a rule's name, in a chart where others have one."""
 GRADED = ("#6A11A5", "#CC4778", "#F2A93B")
-"""From few to many: of lines that differ in a number."""
+"""Colours of lines that differ in a number, from small to large."""
 DASHES = ("-", "--", ":", "-.")
-"""Of several lines of one rule."""
+"""Dashes that distinguish the lines of one rule."""
 INK = "#7f7f80"
 """Frame and text; replaced by the page's own text colour in inline SVG."""
 WIDE, NARROW = 11.0, 4.4
@@ -75,12 +75,12 @@ class Panel:
     at: tuple[float, str] | None = None
     """A dashed vertical line and its name."""
     right: tuple[str, float] | None = None
-    """A second y axis: its label, and what the first is multiplied by."""
+    """A second y axis: its label, and the factor from the first."""
     image: Any = None
     """Rows × columns of colours or of numbers."""
     image_style: Mapping[str, Any] | None = None
     texts: Sequence[tuple[float, float, str, str]] = ()
-    """x, y, words and colour."""
+    """x, y, text and colour."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,14 @@ class Chart:
     caption: str
     panels: Sequence[Panel]
     columns: int = 3
-    """Panels beside each other on a page; on a phone all stand below each other."""
+    """Panels per row on a page; a phone shows one per row."""
     height: float = 3.4
     """Inches of a row of panels."""
     shared_y: bool = True
     ratios: Sequence[float] | None = None
     """Widths of the columns."""
     names: Sequence[tuple[str, str]] = ()
-    """Colours and names that the legend has beside those of the lines."""
+    """Colours and names that the legend lists in addition to the lines."""
 
 
 # ── Colours ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -129,7 +129,7 @@ def looks(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def graded(count: int) -> list[str]:
-    """So many colours from violet to orange."""
+    """`count` colours from violet to orange."""
     if count == 1:
         return [GRADED[1]]
     places = [(len(GRADED) - 1) * index / (count - 1) for index in range(count)]
@@ -144,7 +144,7 @@ def _mixed(one: str, other: str, share: float) -> str:
 
 # ── Drawing ─────────────────────────────────────────────────────────────────────────────────────────────
 def draw(chart: Chart, width: float = WIDE) -> "Figure":
-    """The figure, its panels beside each other as far as they fit."""
+    """Draw the figure, with as many panels in a row as fit."""
     from matplotlib.figure import Figure
 
     columns = 1 if width < WIDE else min(chart.columns, len(chart.panels))
@@ -260,12 +260,12 @@ def quiet(axes: "Axes") -> None:
 
 
 def plain(text: str) -> str:
-    """A label as it is: matplotlib reads formulas between dollars, and hides what begins with _."""
+    """Escape a label: matplotlib reads formulas between dollars, and hides labels that begin with _."""
     return "\u200b" * text.startswith("_") + text.replace("$", r"\$")
 
 
 def save_png(figure: "Figure | Chart", path: Path) -> None:
-    """With a palette: a third of the bytes, and lines and letters look the same."""
+    """Reduce the image to a palette: a third of the bytes, and no visible difference."""
     from PIL import Image
 
     if isinstance(figure, Chart):

@@ -61,7 +61,7 @@ class Order:
     width: int
     losses: Mapping[str, float]
     level: tuple[str, ...]
-    """The best rule, and those that cannot be told apart from it."""
+    """The best rule, and those not distinguishable from it."""
 
     @property
     def tokens_per_parameter(self) -> float:
@@ -80,7 +80,7 @@ class Recommendation:
     line: Line
     order: Order
     notes: tuple[str, ...]
-    """Where the question differs from the runs."""
+    """How the requested model differs from the runs."""
 
 
 def recommend(

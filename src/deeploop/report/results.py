@@ -22,7 +22,7 @@ ARC = {"model": str, "tasks": int, "most_views": int, "halt": bool, "ladder": di
 
 # ── Keeping results ─────────────────────────────────────────────────────────────────────────────────────
 def check(folder: Path, name: str = "eval.json") -> None:
-    """Raise where a result could not be kept: better before the work than after it."""
+    """Raise ValueError if a result could not be kept in the folder; called before the work."""
     read(folder / name)
     check_writable(folder)
 
@@ -42,7 +42,7 @@ def add(folder: Path, record: Record, identity: Sequence[str], name: str = "eval
 
 
 def printed(record: Record, text: str, files: Sequence[Path], *, as_json: bool) -> str:
-    """What a command prints of a record: JSON, or a text and the files that were written."""
+    """The output of a command: the record as JSON, or a text and the files written."""
     return json.dumps(record, indent=1) if as_json else f"{text}\n\nwritten: {', '.join(map(str, files))}"
 
 
@@ -51,7 +51,7 @@ def agree(old: Record, new: Record, fields: Sequence[str]) -> bool:
 
 
 def read(path: Path) -> list[Record]:
-    """All records kept in a file, the newest last; one of before there were several is the only one."""
+    """All records of a file, the newest last; older files hold a single record."""
     try:
         found = read_object(path)
     except FileNotFoundError:
@@ -65,12 +65,12 @@ def read(path: Path) -> list[Record]:
 
 
 def read_depth(folder: Path) -> list[Record]:
-    """The newest record of depth.json, and the earlier ones on the same scale."""
+    """The newest record of depth.json, and earlier ones on the same scale."""
     records = read(folder / "depth.json")
     return [old for old in records if agree(old, records[-1], ("checkpoint", "data", "sequences"))]
 
 
-# ── Reading what anyone wrote ───────────────────────────────────────────────────────────────────────────
+# ── Reading untrusted files ─────────────────────────────────────────────────────────────────────────────
 def read_evaluations(folder: Path) -> list[Record]:
     """The records of eval.json, each with its `results` and `deviations`, which may be empty."""
     found = read_json(folder / "eval.json").get("evaluations")
@@ -111,7 +111,7 @@ def _what_was_read(record: Mapping[str, Any]) -> str:
 
 
 def read_diagnosis(folder: Path) -> Record:
-    """diagnose.json; empty where what a table shows of it is not of its kind."""
+    """Read diagnose.json; empty if a value that a table shows has the wrong type."""
     found = read_json(folder / "diagnose.json")
     return found if is_sound(found) and type(found.get("step")) is int else {}
 

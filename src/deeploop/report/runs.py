@@ -1,6 +1,6 @@
-"""Run folders as they were left: a run's settings, how far it came, and what it measured. No torch.
+"""Read run folders: settings, progress and measurements. Imports no torch.
 
-Nothing here fails on a folder that is damaged or half written: a run that can't be read says so in `state`.
+A damaged or half-written run raises no error: its `state` is "unreadable".
 """
 
 import json
@@ -26,7 +26,7 @@ from deeploop.train.metrics import Record, is_number, is_sound, last_lines, stre
 REASONERS = ("hrm", "trm")
 ITERATED = ("data.task", "data.rule", "data.length", "data.train_steps", "rounds.")
 OF_THE_STAMP = ("device.low_precision", "device.arithmetic", "data.puzzles")
-"""What no config says, and makes a run another run."""
+"""Fields of DEFINING that no config has; they are derived from run.json, or from several settings."""
 DEFINING = (
     "model.",
     "data.path",
@@ -40,8 +40,8 @@ DEFINING = (
     "data.test_examples",
     *OF_THE_STAMP,
 )
-"""Settings that make a run another run; where it lies, what it logs and what it ran on do not."""
-# Fields that do something only where another has one of these values.
+"""Fields, or their prefixes, that define an experiment; its seed, folder, logging and hardware do not."""
+# Field → another field, and the values of that one with which it has an effect.
 CONDITIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "gate.stage": ("model.exit_gate", (True,)),
     "gate.entropy": ("model.exit_gate", (True,)),
@@ -49,8 +49,8 @@ CONDITIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "rounds.spread": ("rounds.sample", ("poisson-lognormal",)),
     "rounds.ramp_share": ("rounds.ramp", ("linear", "sqrt")),
 }
-RATES = 100
-# What tables reckon with; a file where one of these is of another kind is a damaged one.
+RATES = 100  # lines of metrics whose median is the speed
+# The types that tables rely on; a file with another type is damaged.
 CONFIG_KINDS = {
     "seed": int,
     "model.rule": str,
@@ -62,7 +62,7 @@ CONFIG_KINDS = {
     "optim.peak_lr": int | float,
     **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
 }
-# Of some tasks only, or of runs of 0.2.0.
+# Fields that only some tasks have, or only runs of version 0.2.0.
 OTHER_KINDS: dict[str, Any] = {"model.high_rule": str, "data.task": str, "data.rule": int, "optim.kind": str}
 OTHER_KINDS |= dict.fromkeys(("data.length", "data.train_steps"), int)
 STAMP_KINDS = {
@@ -80,38 +80,38 @@ STAMP_KINDS = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder, or the cell of a sweep that has none yet (`absent`)."""
+    """A run folder, or a cell of a sweep that has no folder yet (state `absent`)."""
 
     folder: Path
     name: str
     state: State | Literal["unreadable"]
-    """collapsed: stopped by the guard."""
+    """`collapsed` means stopped by the guard."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Its config: dotted path → value."""
+    """The config: dotted path → value."""
     stamp: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
     """The last line of training metrics."""
     validation: Mapping[str, Any] = field(default_factory=dict)
     """The last validation."""
     tokens_per_s: float | None = None
-    """Median of its last hundred lines."""
+    """Median of the last hundred lines of training metrics."""
     axes: Mapping[str, Any] = field(default_factory=dict)
-    """Where it stands in its sweep."""
+    """Axis of its sweep → the cell's label on it."""
     sweep: str = ""
     """The name of its sweep."""
     compare_at: int | None = None
     """The step at which its sweep compares losses; None is the last."""
     shared: bool = False
-    """Other cells of its sweep ran on its device at the same time, so its speed is not its own."""
+    """True if other cells of its sweep ran on its device at the same time, which slows it down."""
 
     @property
     def files(self) -> Path:
-        """The folder of its files: `folder`, unless that is packed."""
+        """The folder to read: `folder`, or a temporary copy if it is packed in an archive."""
         return opened(self.folder)
 
     @property
     def step(self) -> int:
-        stopped = stopped_at(self.stamp) or 0  # a step that no line of metrics may be due at
+        stopped = stopped_at(self.stamp) or 0  # metrics may have no line at this step
         return max(self.train.get("step", 0), self.validation.get("step", 0), stopped)
 
     @property
@@ -134,7 +134,7 @@ class Run:
 
     @property
     def unit(self) -> str:
-        """Unit that its loss, in nats, is per."""
+        """The unit of data that the loss is per: nats per token, byte, cell …"""
         task = self.stamp.get("task", "language")
         if task != "language":
             units = {"iterate": "answer", "chat": "token", "hrm": "cell", "trm": "cell"}
@@ -143,31 +143,31 @@ class Run:
 
     @property
     def bits_per_nat(self) -> float | None:
-        """Bits per byte for each nat of its loss; in older run folders known of byte-level models alone."""
+        """Factor from the loss to bits per byte; None for older runs, except on bytes."""
         length = self.stamp.get("bytes_per_token", 1 if self.unit == "byte" else None)
         return 1 / (length * math.log(2)) if length else None
 
     @property
     def ended(self) -> bool:
-        """Return True if its last loss is its result."""
+        """Return True if the run has ended, so that its last loss is its result."""
         return self.state in ENDED
 
     @property
     def hours(self) -> float | None:
-        """Training time × ranks; a run of before `ranks` was recorded counts as one rank."""
+        """Training time × ranks; older runs did not record `ranks` and count as one."""
         seconds = self.train.get("seconds")
         return None if seconds is None else seconds * self.stamp.get("ranks", 1) / 3600
 
     @property
     def gpu_hours(self) -> float | None:
-        """Device-hours of a run on GPUs, by its stamp or an `mfu`, which only known GPUs have."""
+        """Hours on GPUs; None on a CPU. Older runs record no device, but `mfu` if they ran on a known GPU."""
         device = self.stamp.get("device")
         on_gpu = self.train.get("mfu") is not None if device is None else device != "cpu"
         return self.hours if on_gpu else None
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
-    """The runs in run folders, sweep folders, and folders of either; sorted by name, each once."""
+    """Find the runs in run folders, sweep folders, and folders of either; sorted by name, without repeats."""
     found: dict[Path, Run] = {}
     for folder in folders:
         if not opened(folder).is_dir():
@@ -210,7 +210,7 @@ def read_run(
     *,
     shared: bool = False,
 ) -> Run:
-    """The run in a folder, from its JSON and the end of its metrics."""
+    """Read a run from its JSON files and the end of its metrics."""
     place: dict[str, Any] = {"axes": axes or {}, "compare_at": compare_at, "shared": shared}
     files = opened(folder)
     if not (files / "run.json").is_file():
@@ -220,9 +220,9 @@ def read_run(
         fields = old_names.fields(flatten(read_object(files / "config.json")), stamp.get("task"))
         if stamp.get("task") == "language":
             fields = _defaults() | fields
-            epochs = fields["data.max_epochs"]  # was one number, 0 for none
+            epochs = fields["data.max_epochs"]  # older configs have one number, 0 for no limit
             fields["data.max_epochs"] = ([epochs] if epochs else []) if isinstance(epochs, int) else epochs
-        fields |= _told_by(stamp, fields)
+        fields |= _derived_fields(stamp, fields)
         lines, validation = last_lines(files, count=RATES, sound=False)
         train = lines[0] if lines else {}
         _check_kinds(fields, CONFIG_KINDS | OTHER_KINDS)
@@ -232,7 +232,7 @@ def read_run(
             raise ValueError("the last lines of its metrics are damaged")
     except (OSError, ValueError):
         return Run(folder, folder.name, "unreadable", **place)
-    over = ending(
+    end = ending(
         validation,
         steps=fields.get("optim.steps"),
         since=max(train.get("step", 0), fields.get("optim.warmup_steps", 0)),
@@ -240,11 +240,11 @@ def read_run(
     )
     rates = [line["tokens_per_s"] for line in lines if line.get("tokens_per_s") and is_sound(line)]
     rate = median(rates) if rates else None
-    return Run(folder, folder.name, run_state(files, over), fields, stamp, train, validation, rate, **place)
+    return Run(folder, folder.name, run_state(files, end), fields, stamp, train, validation, rate, **place)
 
 
 def low_precision(fields: Mapping[str, Any]) -> str:
-    """The arithmetic that a run chose below its device's usual one, fp32 or bf16."""
+    """The low-precision options of a run beyond its device's default, fp32 or bf16; `none` without any."""
     chosen = {
         "fp8": fields.get("device.precision") == "fp8",
         "bf16 stream": fields.get("device.stream") == "bf16",
@@ -254,13 +254,13 @@ def low_precision(fields: Mapping[str, Any]) -> str:
 
 @cache
 def _defaults() -> dict[str, Any]:
-    """A language model's settings as they are unless given: older configs leave out later ones."""
+    """The default settings of a language model, for configs older than a setting."""
     fields = flatten(to_dict(TrainConfig()))
     return {name: value for name, value in fields.items() if name.startswith(DEFINING)}
 
 
-def _told_by(stamp: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that the config does not say: the arithmetic of a run, the puzzles of a reasoner."""
+def _derived_fields(stamp: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of OF_THE_STAMP: a run's arithmetic, and the puzzles of a reasoner."""
     own: dict[str, Any] = {"device.low_precision": low_precision(fields)}
     if stamp.get("task") in REASONERS:
         own["data.puzzles"] = str(stamp.get("puzzles"))[:12]
@@ -270,14 +270,14 @@ def _told_by(stamp: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, A
 
 
 def is_whole(validation: Mapping[str, Any]) -> bool:
-    """Return True if the lists of an iterated task's validation go together; others have none."""
+    """Return False if the lists of an iterated task's validation do not match; others have no lists."""
     if "cells_by_steps" not in validation:
         return True
     steps, shares = validation.get("steps"), validation["cells_by_steps"]
     if not (isinstance(steps, list) and isinstance(shares, list) and len(steps) == len(shares) > 0):
         return False
     numbers = [*shares, validation.get("beyond") or 0.0]
-    return all(type(h) is int for h in steps) and all(map(is_number, numbers))
+    return all(type(step) is int for step in steps) and all(map(is_number, numbers))
 
 
 def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
@@ -295,35 +295,34 @@ def applies(run: Run, name: str) -> bool:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """The fields that tell these runs apart, seed aside, in the order of the config.
+    """The fields in which these runs differ, apart from the seed, in the order of the config.
 
-    A field that only language models or only reasoners have is compared among those, and one that does
-    something only together with another among the runs where it does.
+    A field is compared only among the runs whose task has it, and in which it has an effect.
     """
-    told = [run for run in runs if run.fields]
+    readable = [run for run in runs if run.fields]
     owners: dict[str, set[Any]] = {}
-    for run in told:
+    for run in readable:
         for name in run.fields:
             if name.startswith(DEFINING):
                 owners.setdefault(name, set()).add(run.stamp.get("task"))
 
     def values(name: str) -> set[str]:
-        own = [run for run in told if run.stamp.get("task") in owners[name] and applies(run, name)]
+        own = [run for run in readable if run.stamp.get("task") in owners[name] and applies(run, name)]
         return {json.dumps(run.fields.get(name)) for run in own}
 
     found = [name for name in owners if len(values(name)) > 1]
-    return [name for name in found if not (name == "optim.floor_lr" and _follows_the_peak(told))]
+    return [name for name in found if not (name == "optim.floor_lr" and _floor_follows_peak(readable))]
 
 
-def _follows_the_peak(runs: Sequence[Run]) -> bool:
-    """Return True if every run ends at the same share of its peak rate, which says both."""
+def _floor_follows_peak(runs: Sequence[Run]) -> bool:
+    """Return True if floor_lr is the same share of peak_lr in every run, so that peak_lr implies it."""
     pairs = [(run.fields.get("optim.floor_lr"), run.fields.get("optim.peak_lr")) for run in runs]
     shares = {f"{low / peak:.6g}" if isinstance(low, float | int) and peak else None for low, peak in pairs}
     return len(shares) == 1 and None not in shares
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell the folders apart."""
+    """The ends of the paths, as short as possible while all differ."""
     parts = [folder.resolve().parts for folder in folders]
     for length in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(own[-length:]) for own in parts]
@@ -333,13 +332,14 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 
 def natural(text: str) -> list[tuple[int, float, str]]:
-    """Sort r3 before r12."""
+    """Sort key that puts r3 before r12."""
     words = re.findall(r"[0-9]+(?:\.[0-9]+)?|[^0-9]+", text)
     return [(0, float(word), "") if word[0] in "0123456789" else (1, 0.0, word) for word in words]
 
 
 # ── The whole history of a run, for tables and figures ──────────────────────────────────────────────────
 POINTS = 400
+KAPPA = ("step", "rounds", "updates", "kappa", "kappa_raw", "similarity")
 
 
 @dataclass(frozen=True)
@@ -347,17 +347,18 @@ class History:
     """A run's metrics, read once."""
 
     curve: list[tuple[int, float]]
-    """(step, training loss), thinned to what a picture can show."""
+    """(step, training loss), thinned to fewer than 2 × POINTS."""
     validations: list[Record]
     kappas: list[Record]
-    """Of each diagnosis: step, rounds, updates, kappa, kappa_raw, similarity."""
+    """The fields KAPPA of each diagnosis."""
     resumes: list[tuple[int, dict[str, list[Any]]]] = field(default_factory=list)
-    """Of each resume with other settings: its step, and field → old and new value."""
+    """The step of each resume with changed settings, and field → [old, new]."""
     damaged: int = 0
-    """Lines that can't be read, save a last one that was cut off."""
+    """Number of unreadable lines, without a truncated last one."""
 
 
 def read_history(folder: Path) -> History:
+    """Read the metrics of a run in one pass."""
     curve: list[tuple[int, float]] = []
     validations, kappas, resumes = [], [], []
     stride, seen, damaged = 1, 0, 0
@@ -378,6 +379,3 @@ def read_history(folder: Path) -> History:
             if len(curve) == 2 * POINTS:
                 curve, stride = curve[::2], 2 * stride
     return History(curve, validations, kappas, resumes, damaged)
-
-
-KAPPA = ("step", "rounds", "updates", "kappa", "kappa_raw", "similarity")

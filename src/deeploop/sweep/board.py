@@ -21,7 +21,7 @@ def rows(cells: Mapping[str, Progress]) -> list[tuple[str, ...]]:
 
 
 def row(name: str, p: Progress) -> tuple[str, ...]:
-    """A cell's line, with – for an unknown value."""
+    """A cell's row; – for unknown values."""
     left = p.seconds_left if p.state == "running" else None
     return (
         name,
@@ -50,7 +50,7 @@ def summary(cells: Mapping[str, Progress], at_once: int) -> str:
 
 
 def _seconds_left(cells: Mapping[str, Progress], at_once: int) -> float | None:
-    """Cells not begun are taken to last as long as the running ones do in the mean: a rough guess."""
+    """A rough estimate: cells not begun take as long as the running ones on average."""
     running = [p for p in cells.values() if p.state == "running"]
     known = [p for p in running if p.seconds_left is not None]
     if not known:
@@ -104,7 +104,7 @@ class LiveTable:
     def _say(self, cells: dict[str, Progress]) -> None:
         """A line when a cell changes its state or was validated; the header before the first."""
         most = max(p.steps for p in cells.values())
-        # Laid out with it, the lines of different moments stand under each other.
+        # Laid out with the header, so that lines printed at different times align.
         widest = row("", Progress("collapsed", most, most, loss=10.0, verdict="collapsed"))
         table = text_table(HEADER[:-1], [line[:-1] for line in (*rows(cells), widest)])
         head, rule, *lines, _ = table.splitlines()

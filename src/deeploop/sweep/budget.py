@@ -14,7 +14,7 @@ from deeploop.tasks import task_class
 from deeploop.train.progress import PEAK_FLOPS
 
 GPU = "H200"
-SMALL = 0.01  # GPU-hours of a whole sweep below which they tell nobody anything: it is one for a laptop
+SMALL = 0.01  # GPU-hours of a whole sweep below which they are not shown: it is meant for a laptop
 HOURS = ("GPU-hours", "paper's")
 HEADER = ("cell", "tokens", "GFLOP a token", "TFLOP", *HOURS)
 

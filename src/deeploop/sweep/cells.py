@@ -2,7 +2,7 @@
 
 OUT/sweep.json          the grid: {"format": 1, "sweep", "scale", "compare_at", "jobs",
                         "cells": {name: recipe, settings, axes}}, and the last start's command and time
-OUT/<cell>.config.json  what it is trained by: `deeploop train --config`
+OUT/<cell>.config.json  its config, for `deeploop train --config`
 OUT/<cell>/             its run folder, with an empty file weights-dropped once its checkpoints were deleted
 OUT/<cell>.log          what its processes printed, attempt after attempt; locked for as long as one lives
 OUT/<cell>.exit.json    how the last of them ended: {"code", "failed", "error"}
@@ -29,7 +29,7 @@ from deeploop.sweep.grid import Cell, Grid
 from deeploop.train.metrics import Record, last_lines
 
 HARMLESS = ("device.", "checkpoint.", "log.")  # may differ between two starts of one cell
-ARITHMETIC = ("device.precision", "device.stream")  # may not: a cell would be begun in one and end in another
+ARITHMETIC = ("device.precision", "device.stream")  # may not: the cell would change its precision midway
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Progress:
 
 
 class SweepFolder:
-    """A grid's cells under one folder, and what a cell's processes are started with."""
+    """The folder of a grid's cells, and the commands that run them."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class SweepFolder:
         return log_file(self.run_folder(cell))
 
     def files(self, cell: Cell) -> Path:
-        """The folder to read a cell's run from: its own, unless that is packed."""
+        """The folder to read a cell's run from: its own, or a temporary copy if it is packed."""
         return opened(self.run_folder(cell))
 
     # ── the grid ──
@@ -87,7 +87,7 @@ class SweepFolder:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            # Its cells are whole without it: the next start writes it anew.
+            # The cells do not depend on sweep.json: the next start writes it again.
             raise ValueError(f"{error}; move it away, or choose another --out") from None
         named = old.sweep in (self.grid.name, self.grid.family)
         # Two files of one name have the same folder, unless --out says otherwise. Two parts of one grid may
@@ -114,9 +114,9 @@ class SweepFolder:
         return old
 
     def as_recorded(self, record: SweepRecord) -> "SweepFolder":
-        """The folder with the cells and settings that were started, whatever the command line says now.
+        """Return the folder with the cells and settings of the recorded sweep, not of this command line.
 
-        Of a folder that two sweeps share, those of this one.
+        If two sweeps share the folder, only the cells of this one are kept.
         """
         own = {cell.name for cell in self.cells}
         cells = [
@@ -157,7 +157,7 @@ class SweepFolder:
 
     # ── one cell ──
     def progress(self, cell: Cell, *, running: bool = False) -> Progress:
-        """A cell's progress; only its launcher knows `running`."""
+        """Read a cell's progress; a caller that started its process passes `running`."""
         train, validation = self._last_lines(cell)
         over = self._ending(cell, train, validation)
         left = self._left(cell, over, validation) is not None
@@ -175,7 +175,7 @@ class SweepFolder:
         )
 
     def next_command(self, cell: Cell) -> list[str] | None:
-        """The process that brings a cell further, or None when there is nothing left to do."""
+        """The command that continues a cell, or None if it is finished."""
         folder = self.run_folder(cell)
         train, validation = self._last_lines(cell)
         left = self._left(cell, self._ending(cell, train, validation), validation)
@@ -225,15 +225,15 @@ class SweepFolder:
         folder = self.run_folder(cell)
         if not folder.is_dir():  # packed: it has none
             return
-        append_file(folder / DROPPED).close()  # first: killed in between, the cell is still a finished one
+        append_file(folder / DROPPED).close()  # first: a cell killed in between still counts as finished
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
 def _as_begun(cells: list[Cell], out: Path) -> list[Cell]:
-    """The cells, without the unigram bias where a sweep of version 0.2.0 was begun so by its recipe."""
+    """Turn the unigram bias off in cells that a sweep of version 0.2.0 began without it."""
     try:
         begun = read_sweep(out).cells
-    except (OSError, ValueError):  # told by `SweepFolder.record`
+    except (OSError, ValueError):  # reported by `SweepFolder.record`
         return cells
     found = []
     for cell in cells:
@@ -244,7 +244,7 @@ def _as_begun(cells: list[Cell], out: Path) -> list[Cell]:
 
 
 def _as_recorded(cell: Cell) -> RecordedCell:
-    """The cell as sweep.json gives it back: a tuple is a list there, a path its text."""
+    """The cell as it is read back from sweep.json, where tuples are lists and paths are text."""
     settings = dict(cell.settings)
     if cell.recipe in WITHOUT_BIAS:
         settings.setdefault(BIAS, cell.config().model.unigram_bias)

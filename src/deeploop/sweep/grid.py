@@ -26,7 +26,7 @@ from deeploop.tasks.recipes import get_recipe
 
 Settings = Mapping[str, Any]
 Axis = Mapping[Any, Settings]
-NOT_SETTABLE = ("out", "resume")  # the sweep's own business
+NOT_SETTABLE = ("out", "resume")  # set by the sweep itself
 MOST_CELLS = 10_000  # each one's config is made before the first is run, which takes about a millisecond
 LABEL = re.compile(r"[\w.+-]+")
 
@@ -69,7 +69,7 @@ class Grid:
         return self.shares_folder_of or self.name
 
     def cells(self, overrides: Settings | None = None) -> list[Cell]:
-        """Every cell, in the order of its axes; each one's config is made once, so that a mistake shows."""
+        """Every cell, in the order of its axes; building each config checks its settings."""
         if (count := math.prod(map(len, self.axes.values()))) > MOST_CELLS:
             raise ValueError(f"axes: {count:,} cells; must be at most {MOST_CELLS:,}, so split the sweep")
         cells = [self._cell(labels, overrides or {}) for labels in self._corners()]

@@ -1,4 +1,4 @@
-"""Cells as processes of this machine: one per cell, several at a time, on the devices at hand."""
+"""Run the cells of a sweep as local processes, several at a time, on the available devices."""
 
 import math
 import os
@@ -31,7 +31,7 @@ class Work(Protocol):
 
 @dataclass
 class Elsewhere:
-    """A process that outlived the sweep that started it; it is waited for."""
+    """A process started by another sweep command; it holds a lock on the log until it ends."""
 
     log: Path
 
@@ -41,37 +41,37 @@ class Elsewhere:
 
 @dataclass
 class Local:
-    """Runs the cells of a sweep; `failed` says why those did that did."""
+    """Run the cells of a sweep; `failed` maps the failed ones to their errors."""
 
     sweep: SweepFolder
     slots: list[Slot]
     keep_weights: bool
     watch: Callable[[set[str]], None]
-    """Called every moment with the names of the cells that run."""
+    """Called repeatedly with the names of the running cells."""
     minutes: float | None = None
-    """After these no cell is started any more."""
+    """No cell is started after this many minutes."""
     failed: dict[str, str] = field(default_factory=dict)
     given_up: set[int] = field(default_factory=set)
-    """Slots that their device's memory had no room for beside the others."""
+    """Slots that are no longer used: their device's memory has no room for another process."""
     _begun_at: dict[str, tuple[object, int]] = field(default_factory=dict)
     _accompanied: set[str] = field(default_factory=set)
     """Cells that shared their device with others since they were started."""
     _to_be_alone: set[str] = field(default_factory=set)
-    """Cells that found their device full beside others: tried again when they have it to themselves."""
+    """Cells that ran out of memory on a shared device; they are retried alone on one."""
 
     def run(self, stop: StopRequest) -> None:
-        """Until every cell is finished or has failed, or someone asks to stop; what runs then saves first."""
+        """Run until every cell has finished or failed, or a stop is requested; running cells then save."""
         end = math.inf if self.minutes is None else time.monotonic() + 60 * self.minutes
         waiting = [cell for cell in self.sweep.cells if self._left(cell)]
         working: dict[int, tuple[Cell, Work]] = {}
         try:
             while (waiting or working) and not stop.requested:
-                if time.monotonic() > end:  # what was begun may have a second command
+                if time.monotonic() > end:  # cells begun before may need a second command
                     waiting = [cell for cell in waiting if cell.name in self._begun_at]
                 for number in range(len(self.slots)):
                     while number not in working and (cell := self._next(number, waiting, working)):
                         waiting.remove(cell)
-                        if command := self._left(cell):  # others may have finished it meanwhile
+                        if command := self._left(cell):  # another sweep may have finished it meanwhile
                             self._accompany(number, cell, working)
                             working[number] = (cell, self._start(cell, command, self.slots[number]))
                 self._collect(working, waiting)
@@ -79,7 +79,7 @@ class Local:
                 time.sleep(POLL_SECONDS)
             self._stop(working)
         except BaseException as error:
-            # A second Ctrl-C does not want to wait; after anything else the cells still save.
+            # A second Ctrl-C kills the cells; after any other error they still save.
             impatient = isinstance(error, KeyboardInterrupt)
             for _, work in working.values():
                 _signal(work, signal.SIGKILL if impatient else signal.SIGTERM)
@@ -87,7 +87,7 @@ class Local:
         self.watch(set())
 
     def _left(self, cell: Cell) -> list[str] | None:
-        """The command that is left to do; a cell without one is finished."""
+        """The next command of a cell; None if it is finished, and its weights are then dropped."""
         command = self.sweep.next_command(cell)
         if command is None and not self.keep_weights:
             self.sweep.drop_weights(cell)
@@ -105,9 +105,9 @@ class Local:
         return self.sweep.next_command(cell), self.sweep.progress(cell, running=True).step
 
     def _collect(self, working: dict[int, tuple[Cell, Work]], waiting: list[Cell]) -> None:
-        """Frees the slots whose processes have ended; a cell with more to do goes first in the queue.
+        """Free the slots whose processes have ended; a cell with more to do goes first in the queue.
 
-        One that found its device full beside others goes last, and its slot is given up.
+        A cell that ran out of memory on a shared device goes last, and its slot is given up.
         """
         for number, (cell, work) in list(working.items()):
             if (code := work.poll()) is None:
@@ -129,14 +129,14 @@ class Local:
             self._note(cell, work, failed=failed)
 
     def _note(self, cell: Cell, work: Work, *, failed: bool) -> None:
-        if isinstance(work, subprocess.Popen):  # how one of another sweep ended is not known
+        if isinstance(work, subprocess.Popen):  # the exit code of another sweep's process is unknown
             error = note_exit(self.sweep.run_folder(cell), work.returncode, failed=failed)
             if failed:
                 self.failed[cell.name] = error
 
     # ── who shares a device with whom ──
     def _open_slots(self, number: int) -> list[int]:
-        """The slots on this one's device that are not given up."""
+        """The slots on the same device that are still in use."""
         same = [other for other, slot in enumerate(self.slots) if slot == self.slots[number]]
         return [other for other in same if other not in self.given_up]
 
@@ -170,16 +170,16 @@ class Local:
 def start(
     command: list[str], run: Path, env: Slot, before: Callable[[], object] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """The process, its command and all it prints in the log of a cell's run; `before` is called in the child.
+    """Start a command; it and its output go to the log of a cell's run. `before` is called in the child.
 
-    The lock on the log is the child's too, and with it the descriptor's: it ends when the last process does
-    that has it as its output. BlockingIOError: another one works on this cell.
+    The child inherits the locked log as its output, so the lock lasts until the last process that writes to
+    it ends. Raises BlockingIOError if another process holds it.
     """
     with append_file(log_file(run)) as file:
         lock(file)
-        exit_file(run).unlink(missing_ok=True)  # of the attempt before this one
+        exit_file(run).unlink(missing_ok=True)  # left by the previous attempt
         print(f"$ {shlex.join(command)}", file=file, flush=True)
-        # A session of its own: Ctrl-C in the terminal reaches the sweep alone, which then asks each cell.
+        # In a new session, Ctrl-C in the terminal reaches only the sweep, which then stops each cell.
         return subprocess.Popen(
             command,
             stdout=file,
@@ -192,7 +192,7 @@ def start(
 
 
 def note_exit(run: Path, code: int, *, failed: bool) -> str:
-    """Write down how a cell's process ended; returns its error, for a person."""
+    """Record how a cell's process ended; return its error message."""
     ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}" if code else "no progress"
     error = (log_error(log_file(run)) or ended) if failed else ""
     write_json(exit_file(run), {"code": code, "failed": failed, "error": error})
@@ -200,7 +200,7 @@ def note_exit(run: Path, code: int, *, failed: bool) -> str:
 
 
 def _signal(work: Work, number: int) -> None:
-    """Ask the process itself to stop, which tells its children; kills with all of them."""
+    """Signal a process, which stops its children; SIGKILL goes to all of them."""
     if isinstance(work, subprocess.Popen) and work.poll() is None:
         if number == signal.SIGKILL:
             os.killpg(work.pid, number)
@@ -209,7 +209,7 @@ def _signal(work: Work, number: int) -> None:
 
 
 def local_slots(gpus: int, jobs: int) -> list[Slot]:
-    """Places for a process each: `jobs` on every group of `gpus` devices, or on the CPU if there is none."""
+    """Slots for processes: `jobs` on every group of `gpus` devices, or on the CPU if there is no GPU."""
     import torch  # now: `--status` does without
 
     count = torch.cuda.device_count()

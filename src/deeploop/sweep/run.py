@@ -1,7 +1,7 @@
 """Run a sweep: the cells of a grid, in parallel, until all are finished.
 
-A sweep may be stopped or killed at any moment and started again with the same command: what is finished is
-not repeated, an interrupted cell continues from its last checkpoint.
+A sweep can be stopped or killed at any time and started again with the same command: finished cells are not
+repeated, and interrupted ones resume from their last checkpoint.
 """
 
 import shlex
@@ -31,7 +31,7 @@ from deeploop.train.stop import StopRequest
 
 
 def run(args: SweepArgs) -> int:
-    """Does what the arguments ask for; 1 when a cell failed, 130 when cells are left to another time."""
+    """Run the command; return 1 if a cell failed, 130 if cells are left to run."""
     grid = get_grid(args.name, args.scale)
     cells = choose_cells(grid.cells(args.overrides()), args.only)
     if not args.status:
@@ -60,14 +60,14 @@ def run(args: SweepArgs) -> int:
             show(error, file=sys.stderr)
         return 0
     record = folder.unchanged_record()
-    if record and folder.is_done(record):  # before the lock: a published folder is left as it is
+    if record and folder.is_done(record):  # before the lock, which writes to the folder
         return show_done(folder, record, args)
     check_data(folder)
     if args.launcher == "slurm":
         slurm.require_submitit()
     with lock_folder(folder.out):
         if args.launcher == "slurm":
-            folder.write()  # each of its jobs has a device to itself
+            folder.write()  # SLURM jobs do not share devices
             return submit(folder, args)
         folder.write(args.jobs)
         return run_here(folder, args)
@@ -96,7 +96,7 @@ def choose_cells(cells: list[Cell], only: Sequence[str]) -> list[Cell]:
 
 
 def cell_with_vocabulary(cell: Cell) -> Cell:
-    """Return the cell with its corpus's vocabulary unless the grid sets one, as `deeploop train` does."""
+    """Use the vocabulary of the cell's corpus unless the grid sets one, as `deeploop train` does."""
     corpus = None if "model.vocabulary" in cell.settings else corpus_of_other_vocabulary(cell.config())
     if corpus is None:
         return cell
@@ -104,7 +104,7 @@ def cell_with_vocabulary(cell: Cell) -> Cell:
 
 
 def check_compare_at(folder: SweepFolder) -> None:
-    """A step that a run never reaches would compare training losses instead."""
+    """Raise ValueError if a run never reaches the step at which losses are compared."""
     for name, config in folder.configs.items():
         if folder.grid.compare_at is not None and not 1 <= folder.grid.compare_at <= config.optim.steps:
             raise ValueError(
@@ -114,7 +114,7 @@ def check_compare_at(folder: SweepFolder) -> None:
 
 
 def check_data(folder: SweepFolder) -> None:
-    """Say once what every cell would say by itself."""
+    """Raise ValueError for a missing data folder, once for all cells."""
     for path in sorted({path for config in folder.configs.values() for path in config.folders}):
         if not path.is_dir():
             known = PUZZLES.get(path.name)
@@ -175,7 +175,7 @@ def status(folder: SweepFolder) -> str:
 
 
 def report(folder: SweepFolder) -> str:
-    """The cells as they stand, and how many escaped the floor."""
+    """A table of the cells' progress, a summary, and means over seeds."""
     progress = {cell.name: folder.progress(cell) for cell in folder.cells}
     return (
         f"{text_table(board.HEADER, board.rows(progress))}\n{board.summary(progress, 1)}\n{closing(folder)}"
@@ -183,7 +183,7 @@ def report(folder: SweepFolder) -> str:
 
 
 def closing(folder: SweepFolder) -> str:
-    """Means over seeds, as in a report, and the place of the cells."""
+    """Means over seeds, as in a report, and the folder of the cells."""
     runs = [run for run in find_runs([folder.out]) if run.fields] if folder.record() else []
     tables = [f"\n{table.title}\n{table.text()}" for table in seeds_tables(runs, Histories())]
     return "\n".join([*tables, f"\ncells  {folder.out}" if tables else f"cells  {folder.out}"])

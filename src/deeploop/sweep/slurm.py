@@ -1,6 +1,6 @@
-"""Cells as jobs of a SLURM cluster, through submitit, with `torchrun` inside.
+"""Run the cells of a sweep as SLURM jobs, submitted through submitit; each job trains with `torchrun`.
 
-A job may start twice, be cut off and queued again: it looks at the run folder and does what is left.
+A job may be started twice, interrupted and requeued: it reads the run folder and does what remains.
 """
 
 import signal
@@ -18,12 +18,12 @@ from deeploop.sweep.launch import SAVE_SECONDS, note_exit, start
 if TYPE_CHECKING:
     import subprocess
 
-WARNING_SECONDS = SAVE_SECONDS + 10  # between SLURM's warning and the end of the allocation
-TIMEOUTS = 1000  # submitit queues a job again three times otherwise
+WARNING_SECONDS = SAVE_SECONDS + 10  # from SLURM's warning to the end of the allocation
+TIMEOUTS = 1000  # times that a job is requeued; submitit's default is 3
 
 
 class CellJob:
-    """A job: runs whatever its cell still needs."""
+    """A job that runs the commands its cell still needs: training, then evaluation."""
 
     def __init__(self, sweep: SweepFolder, cell: Cell, keep_weights: bool) -> None:
         self.sweep, self.cell, self.keep_weights = sweep, cell, keep_weights
@@ -31,15 +31,16 @@ class CellJob:
 
     def __call__(self) -> str:
         run = self.sweep.run_folder(self.cell)
-        before: object = None
+        previous: object = None
         while (command := self.sweep.next_command(self.cell)) is not None:
-            if (stand := (command, self.sweep.progress(self.cell, running=True).step)) == before:
-                raise RuntimeError(f"{self.cell.name}: {note_exit(run, 0, failed=True)}")  # no progress
-            before = stand
+            current = (command, self.sweep.progress(self.cell, running=True).step)
+            if current == previous:  # the last command made no progress
+                raise RuntimeError(f"{self.cell.name}: {note_exit(run, 0, failed=True)}")
+            previous = current
             try:
                 process = start(command, run, {}, before=_ignore_warning)
             except BlockingIOError:
-                return "another job is at it"
+                return "another job is running this cell"
             code = self._wait(process)
             error = note_exit(run, code, failed=code not in (0, *STOPPED))
             if error:
@@ -49,7 +50,8 @@ class CellJob:
         return "finished"
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> int:
-        # In a thread: submitit's signal handler below must not find this one inside a wait that holds a lock.
+        # Wait in a thread: submitit's signal handler runs `checkpoint` in this one. If it interrupted a
+        # `wait`, which holds Popen's lock, its `poll` would never succeed.
         self._process, waiter = process, threading.Thread(target=process.wait, daemon=True)
         waiter.start()
         while waiter.is_alive():
@@ -57,7 +59,7 @@ class CellJob:
         return process.returncode
 
     def checkpoint(self) -> Any:
-        """Called by submitit when the time is up or the job is preempted: save, then queue again."""
+        """Save and requeue; submitit calls this when the time is up or the job is preempted."""
         from submitit.helpers import DelayedSubmission
 
         if self._process is not None:
@@ -69,7 +71,7 @@ class CellJob:
 
 
 def _ignore_warning() -> None:
-    """SLURM sends its warning to every process of a job; only submitit's is to act on it."""
+    """Ignore SLURM's warning, which goes to every process of a job: only submitit's must act on it."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
@@ -84,7 +86,7 @@ def submit(
     keep_weights: bool,
     cluster: Literal["slurm", "local"] = "slurm",
 ) -> dict[str, Any]:
-    """Submits the unfinished cells, cell name → job; `local` is submitit's executor on this machine."""
+    """Submit the unfinished cells and return their jobs by name; `local` runs them on this machine."""
     submitit = require_submitit()
     cells = [cell for cell in sweep.cells if sweep.next_command(cell) is not None]
     try:

@@ -1,4 +1,4 @@
-"""`torchrun` that tells by its exit code of a full device or a stop: `python -m deeploop.sweep.torchrun …`.
+"""`torchrun` with exit codes for out-of-memory and for a stop: `python -m deeploop.sweep.torchrun …`.
 
 It takes torchrun's own arguments. torchrun itself ends with 1 whatever its ranks ended with.
 """

@@ -44,7 +44,7 @@ class ActiveRun:
     """Steps left out because they were not finite."""
     skipped_in_a_row: int = 0
     last_evaluated_step: int = 0
-    """The last step after which what was due of validation and diagnosis has been done."""
+    """The last step at which the due validation and diagnosis are done."""
     last_validation: dict[str, Any] = field(default_factory=dict)
     ended_before: dict[str, Any] | None = None
     """How the run had ended when it was opened: `how` and `step`."""
@@ -103,7 +103,7 @@ class ActiveRun:
         self.skipped = state.get("skipped", 0)
         self.last_evaluated_step = state.get("looked_at", self.step)
         self.last_validation = state.get("validation", {})
-        if self.step:  # for whoever looks at the last step before the next one is taken
+        if self.step:  # for callers that read the last step before the next one
             self.set_rate(state.get("schedule_lr") or learning_rate(self.step - 1, self.config.optim))
 
     def _load_counts(self, state: dict[str, Any]) -> None:

@@ -164,7 +164,7 @@ def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[
     Damaged ones are renamed, because the run will reach their step and save there again.
     """
     found: tuple[Path | None, dict[str, Any], list[str]] = (None, {}, [])
-    if world.is_main:  # the others take its word, so that all go on from the same one
+    if world.is_main:  # the other ranks follow it, so that all resume from the same checkpoint
         whole, state, damaged = find_whole(folder)
         if damaged and whole is None:  # nothing is moved: the next start must not take the folder for new
             raise ValueError(f"{next(iter(damaged.values()))}; no checkpoint of {folder} is whole")
@@ -324,7 +324,7 @@ def _save_tensors(path: Path, tensors: dict[str, Any]) -> None:
 
 def _load(path: Path) -> dict[str, Tensor]:
     try:
-        with open_regular(path):  # nothing else is handed to the parser
+        with open_regular(path):  # only regular files reach the parser
             return load_file(path)
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:  # KeyError: a type that torch has not
         raise ValueError(f"{path}: can't be read ({error})") from None

@@ -80,7 +80,7 @@ def open_world(config: DeviceConfig) -> Iterator[World]:
     """Join the ranks that `torchrun` started, if any, and configure the device."""
     device = open_device(config)
     fast = device.type == "cuda" and not config.deterministic
-    # For as long as the world is open: what a backward pass computes again must be what it was.
+    # For as long as the world is open: a recomputed forward pass must use the same attention kernel.
     with sdpa_kernel(ATTENTION, set_priority=True) if fast else nullcontext(), _ranks(device) as world:
         yield world
 
@@ -115,7 +115,7 @@ def _ranks(device: torch.device) -> Iterator[World]:
     dist.init_process_group("nccl" if use_cuda else "gloo", device_id=device if use_cuda else None)
     try:
         yield World(dist.get_rank(), size, device)
-        # Nobody leaves while another rank is still in its last exchange; after an error nobody waits.
+        # No rank leaves while another is in its last collective; after an error none waits.
         dist.barrier()
     finally:
         # Gloo's threads free their last buffers after the ranks went on, and abort the process when

@@ -60,7 +60,7 @@ class Execution:
     graph_per_rounds: bool = False
     """Rounds are drawn: a graph is kept for each number of them, at most `MOST_GRAPHS`."""
     because: tuple[str, ...] = ()
-    """Why something faster was left out."""
+    """Why a faster execution was not chosen."""
     bf16_stream: bool = False
     """The residual stream is bf16 in training steps."""
 
@@ -148,7 +148,7 @@ def require_fp8(device: torch.device) -> None:
 
 
 def _require_chain(field: str, model: nn.Module, blocks: Blocks, why: list[str], sharded: bool) -> None:
-    """Raise where rounds are not one chain of kernels: only there has it been tried."""
+    """Raise unless all rounds are one chain of kernels: nothing else has been tested."""
     if blocks != "kernels":
         reason = why[0] if why else "there is no GPU"
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Open a run: folder, task, model, optimizer, execution and checkpoint, up to the first step."""
+"""Set up a run up to its first step: folder, task, model, optimizer, execution and checkpoint."""
 
 from collections.abc import Collection
 from typing import Any
@@ -45,28 +45,29 @@ def open_run(
     quiet: bool = False,
     named: Collection[str] = (),
 ) -> ActiveRun:
-    """Open a run for its next step, in an order in which mistakes are found before anything is written.
+    """Open a run for its next step. Mistakes are found before anything is written.
 
-    With `source` a header is printed; with `quiet` nothing is. The fields `named` may differ from the model
-    whose weights the run starts from.
+    `source` names where the config came from, and prints a header; `quiet` prints nothing. The fields `named`
+    may differ from the model whose weights the run starts from.
     """
     has_run = check_folder(config) is not None
-    lock = lock_folder(config.out) if has_run and world.is_main else None  # before anything in it is touched
-    own, model, optimizer, execution = _build(config, world, task)
-    state, damaged = _load(config, world, own, model, optimizer) if has_run else ({}, [])
+    # Locked before anything in the folder is read or moved.
+    lock = lock_folder(config.out) if has_run and world.is_main else None
+    built, model, optimizer, execution = _build(config, world, task)
+    state, damaged = _load(config, world, built, model, optimizer) if has_run else ({}, [])
     changed: list[str] = []
     if not has_run and config.init_from is not None:
-        changed = start_from(config, config.init_from, own, model, named)
+        changed = start_from(config, config.init_from, built, model, named)
     display = Display(
         total=config.optim.steps,
         done=state.get("step", 0),
         shown=world.is_main and not quiet,
         title=config.out.name,
     )
-    run = ActiveRun(config, world, own, model, optimizer, execution, display, lock=lock)
+    run = ActiveRun(config, world, built, model, optimizer, execution, display, lock=lock)
     run.load_state(state)
     run.ended_before = world.gather(read_ending(config.out) if has_run else None)[0]
-    if run.last_evaluated_step < run.step and run.has_ended:  # after a stop left its last validation out
+    if run.last_evaluated_step < run.step and run.has_ended:  # the stopped run skipped its last validation
         run.last_evaluated_step = run.step
         last = last_lines(config.out)[1]
         run.last_validation = {key: last[key] for key in last if key not in ("kind", "step")}
@@ -75,7 +76,7 @@ def open_run(
     if world.is_main:
         run.lock = lock or lock_folder(config.out)
         if not has_run and last_checkpoint(config.out) is not None:
-            raise ValueError(f"out={config.out}: another run has been there meanwhile; choose another --out")
+            raise ValueError(f"out={config.out}: another run began there meanwhile; choose another --out")
         run.writer = _open_folder(run, state)
     return run
 
@@ -83,7 +84,7 @@ def open_run(
 def preview_run(config: RunConfig, world: World, source: str, named: Collection[str] = ()) -> list[str]:
     """Return the header of a run without writing anything or reading a checkpoint's weights."""
     task, model, optimizer, execution = _build(config, world)
-    checkpoint = check_folder(config)  # last: a taken folder must not hide another mistake
+    checkpoint = check_folder(config)  # last: a folder in use must not hide other mistakes
     changed: list[str] = []
     if checkpoint is None and config.init_from is not None:
         changed = start_from(config, config.init_from, task, model, named)
@@ -99,18 +100,12 @@ def _build(
     """Build task, model, optimizer and execution, with freshly drawn weights."""
     config.log.require_extras()
     task = make_task(config, world, factory)
-    torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
+    torch.manual_seed(config.seed + world.rank)  # weights are drawn from another generator
     model = task.build()
     check_recompute(task, model)
     model = wrap(model, config.device, world)
     optimizer = task.make_optimizer(model)
-    execution = choose_execution(
-        config.device,
-        world,
-        model,
-        optimizer,
-        task.capabilities,
-    )
+    execution = choose_execution(config.device, world, model, optimizer, task.capabilities)
     execution.apply(model)
     return task, model, optimizer, execution
 
@@ -129,12 +124,12 @@ def make_task(config: RunConfig, world: World, given: TaskFactory | None) -> Tas
 
 
 def check_recompute(task: Task, model: nn.Module) -> None:
-    """Raise if a custom model does not recompute what the config asks for."""
+    """Raise ValueError if a custom model does not recompute what the config sets."""
     recompute = task.fit.recompute
     if recompute != "off" and recompute != getattr(model, "recompute", "off"):
         raise ValueError(
-            f"device.recompute={recompute}: the {type(model).__name__} of {type(task).__name__}.build has "
-            "no such `recompute`; leave it off, or set it there"
+            f"device.recompute={recompute}: the {type(model).__name__} of {type(task).__name__}.build "
+            "does not set this `recompute`; set it there, or leave it off"
         )
 
 
@@ -144,14 +139,15 @@ def _load(
     """Load the last intact checkpoint; return its JSON and a line for each damaged one."""
     checkpoint, state, damaged = last_good_checkpoint(config.out, world)
     if checkpoint is not None:
-        task.load_state(state, load_tensors(checkpoint))  # other data are named as such, before shapes differ
+        # First: if the data changed, this error says so, and a mismatch of shapes would not.
+        task.load_state(state, load_tensors(checkpoint))
         try:
             load_checkpoint(checkpoint, model=model, optimizer=optimizer, world=world)
         except NotFinite as error:
-            advice = "the run had diverged; move that folder away to continue from the checkpoint before it"
+            advice = "the run had diverged; move that folder away to resume from the checkpoint before it"
             raise ValueError(f"{error}; {advice}") from None
     start = checkpoint.name if checkpoint else "the start"
-    return state, [f"{what}: put aside; going on from {start}" for what in damaged]
+    return state, [f"{what}: moved aside; resuming from {start}" for what in damaged]
 
 
 def _open_folder(run: ActiveRun, state: dict[str, Any]) -> MetricsWriter:
@@ -161,12 +157,12 @@ def _open_folder(run: ActiveRun, state: dict[str, Any]) -> MetricsWriter:
         stamp = {**run.task.stamp(), "execution": run.execution.to_json(), **origin(config.init_from)}
         create_run(config, stamp, run.task.files())
         return MetricsWriter(config.out, config.log, to_dict(config))
-    # A run that has no step left keeps the settings it was trained with.
-    going_on = run.step < config.optim.steps
-    changes = {name: [old, new] for name, old, new in changes_since(config) if going_on}
+    # A finished run keeps the settings that it was trained with.
+    has_steps_left = run.step < config.optim.steps
+    changes = {name: [old, new] for name, old, new in changes_since(config) if has_steps_left}
     for name, (old, new) in changes.items():
         run.display.say(f"resuming with {name}={new} (was {old})")
-    if going_on:
+    if has_steps_left:
         record_execution(config.out, run.execution.to_json())
     rewind_metrics(config.out, run.step, run.last_evaluated_step)
     writer = MetricsWriter(config.out, config.log, to_dict(config))

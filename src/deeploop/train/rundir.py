@@ -57,7 +57,7 @@ def create_run(config: RunConfig, stamp: dict[str, Any], files: dict[str, str]) 
             write_text(folder / name, text)
         write_json(folder / "run.json", {"format": FORMAT, **stamp, **hardware(config), **made})
         write_config(config)
-        # What an earlier run left without a checkpoint is put aside, not lost.
+        # Files that an earlier run left without a checkpoint are moved aside, not lost.
         if (metrics := folder / "metrics.jsonl").exists():
             metrics.replace(unused_path(folder / "metrics.previous.jsonl"))
     except OSError as error:

@@ -1,13 +1,13 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
 """FP8 casts: a value times its scale, and the transposed copies that FP8 products need.
 
-Hopper multiplies FP8 matrices only if both run along the dimension that is summed over, so the backward pass
-needs each operand transposed as well.
+Hopper multiplies FP8 matrices only if both are contiguous along the dimension that is summed over, so the
+backward pass also needs a transposed copy of each operand.
 
-A kernel that writes both copies casts twice. The ptxas of Triton 3.6 miscompiles a cast whose result is both
-stored along rows and taken byte by byte through shared memory: it reads registers before they are set, and
-the transposed copy is garbage (triton-lang/triton#11111). The second cast has a pointer to the scale of its
-own, or compilers would make one of the two.
+A kernel that writes both copies must cast twice. The ptxas of Triton 3.6 miscompiles a cast whose result is
+both stored by rows and transposed through shared memory: it reads uninitialized registers, and the transposed
+copy is garbage (triton-lang/triton#11111). The second cast reads the scale through a second pointer,
+SCALE_AGAIN, so that the compiler can't merge the two casts.
 """
 
 import torch
@@ -24,13 +24,13 @@ TILE = {"TILE_N": 128, "TILE_W": 128, "num_warps": 8}  # the fastest of those tr
 
 @triton.jit
 def within(x, LIMIT: tl.constexpr):
-    """x held within ±LIMIT; NaN stays NaN."""
+    """Clamp x to ±LIMIT; NaN stays NaN."""
     return tl.clamp(x, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def scaled(x, SCALE, LIMIT: tl.constexpr):
-    """x times its scale, within ±LIMIT. Without a LIMIT, x as it is."""
+    """Scale x and clamp it to ±LIMIT. If LIMIT is 0, return x unchanged."""
     if LIMIT > 0:
         x = within(x * tl.load(SCALE), LIMIT)
     return x
@@ -55,18 +55,19 @@ def _cast(
 
 
 def limit(dtype: torch.dtype) -> float:
-    """The largest number of an FP8 format; 0 for wider ones, whose values are cast without a scale."""
+    """The largest finite value of an FP8 dtype; 0 for wider dtypes, which are cast without a scale."""
     return torch.finfo(dtype).max if dtype.itemsize == 1 else 0.0
 
 
 def cast_into(x: Tensor, scale: Tensor, rows: Tensor, columns: Tensor) -> None:
-    """x·scale into `rows` (n, width) and, transposed, into `columns` (width, n), which may be a view."""
+    """Write x·scale to `rows` (n, width) and its transpose to `columns` (width, n), which may be a view."""
     _launch(x, scale, rows, columns, limit(columns.dtype))
 
 
 def transposed(x: Tensor) -> Tensor:
-    """An FP8 matrix (n, width) as (width, n)."""
+    """Copy an FP8 matrix (n, width) to a contiguous transpose (width, n)."""
     columns = torch.empty(x.shape[::-1], dtype=x.dtype, device=x.device)
+    # As int8, so that bytes are copied without a conversion.
     _launch(x.view(torch.int8), None, None, columns.view(torch.int8), 0.0)
     return columns
 

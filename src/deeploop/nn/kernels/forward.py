@@ -1,4 +1,4 @@
-"""Blocks of which nobody asks a gradient, as four products and an attention each.
+"""Blocks without gradients, each as four matrix products and one attention.
 
 For blocks x ← N(α·x + f(x)) whose norms have no gain, as the reasoners' are: everything between the products
 is done in their epilogues (`epilogues.py`), and nothing is written that only a backward pass would read. The

@@ -164,7 +164,7 @@ def _round(
     documents: Documents | None,
     inject: Inject | None,
 ) -> Tensor:
-    """Every block once: into its attention, through it, and on to the attention of the next."""
+    """Apply every block once, in steps that go from one attention to the next."""
     x = x if inject is None else inject(x)
     cos, sin = (table.flatten(0, -2) for table in rotary)
     x, q, k, v = _between(None, blocks[0], x, other, cos, sin)
@@ -198,7 +198,7 @@ def prepare(
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise where a compiler spoils a transposed copy, as `casts` tells of one that did."""
+    """Raise if the compiler spoils transposed copies, as described in `casts`."""
     matrix = torch.randn(64, 256, device=device)  # fp32, as weights are; attention's output is bf16
     one = torch.ones(4, device=device)[0]
     copies = [cast_matrices([x], one) for x in (matrix, matrix.bfloat16())]
@@ -225,7 +225,7 @@ def _between(
 
 
 def _equation(sublayer: ScaledResidual | None, following: Any) -> dict[str, Any]:
-    """The residual equation: outer norm or none, α, ε and the norms' eps."""
+    """How the stream continues: whether through an outer norm, with α, ε and the norms' eps."""
     outer = None if sublayer is None else sublayer.outer
     alpha, epsilon = (1.0, 1.0) if sublayer is None else (sublayer.alpha, sublayer.epsilon)
     return {"outer": isinstance(outer, RMSNorm), "scales": (alpha, epsilon, norm_eps(outer, following))}

@@ -20,7 +20,7 @@ _cache: ContextVar[dict[Any, Any] | None] = ContextVar("cast_cache", default=Non
 
 @contextmanager
 def cast_cache() -> Iterator[None]:
-    """Inside, weights are cast once for all calls, as under autocast: none of them may change."""
+    """Cast weights once for all calls in this context, as autocast does; they must not change in it."""
     before = _cache.get()
     token = _cache.set({} if before is None else before)
     try:
@@ -30,7 +30,7 @@ def cast_cache() -> Iterator[None]:
 
 
 def cached_cast(make: Callable[P, T]) -> Callable[P, T]:
-    """For what is made of weights alone: inside a `cast_cache` once of the same arguments."""
+    """Cache a function of weights alone by its arguments, within a `cast_cache`."""
 
     @wraps(make)
     def cached(*args: P.args, **options: P.kwargs) -> T:

@@ -175,7 +175,7 @@ def _attend(
 
 
 def attend_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool, documents: Documents | None) -> Tensor:
-    """Causal attention, within documents if they are given, or attention to all positions."""
+    """Causal attention, within documents if there are any, or attention to all positions."""
     if documents is not None:
         return attend_inside(q, k, v, documents)
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)

