@@ -1,5 +1,5 @@
 # Everything starts from a bare clone: each target installs what it needs, once, into .venv.
-#   make demo    see a loop trained on 4 steps go on to 200, on two CPU cores, in five minutes
+#   make demo    see a loop trained on 4 steps run for 200, on two CPU cores, in five minutes
 #   make test    the tests of the package
 #   make test-gpu   what needs a CUDA device: any Python with torch, triton, pytest; no .venv, no network
 #   make test-vllm  the vLLM plugin, in an environment of its own (3 GB, some minutes to install)

@@ -140,7 +140,7 @@ def product_rows(rows: int, ceiling: float) -> Rows:
 
 
 def pass_rows(batch: int, length: int) -> Rows:
-    """The passes over memory that stand between products: milliseconds beside bytes over the copy's rate."""
+    """The passes over memory between products: milliseconds beside bytes over the copy's rate."""
     rows = batch * length
     x, f = _normal(batch, length, WIDTH), _normal(batch, length, WIDTH)
     sides, packed = _normal(rows, 2 * HIDDEN), _normal(batch, length, 3 * WIDTH)

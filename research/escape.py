@@ -33,7 +33,7 @@ def turn(N: int, rule: ScalingRule, width: int, S: float) -> float:
 
 
 def similarity(N: int, rule: ScalingRule, width: int, S: float, *, initial: float = INITIAL) -> float:
-    """Token similarity that the model predicts: on the way into the collapse, not out of it."""
+    """Token similarity that the model predicts for the onset of the collapse, not for the recovery."""
     grown = SIGNS * math.exp(min(2 * turn(N, rule, width, S), 700.0))  # beyond 700 exp is out of range
     odds = initial * (grown + 1 - SIGNS)  # what lies beside the signs stays as it is
     return odds / (1 + odds)

@@ -58,7 +58,7 @@ class Parabola(NamedTuple):
 
     @property
     def lowest(self) -> float:
-        """Where it is lowest between its outer points."""
+        """The place of the minimum between its outer points."""
         left, middle, right = self.x
         if self.curvature <= 0:
             return min(self.x, key=self.__call__)
@@ -167,7 +167,7 @@ class Curve:
 
     @cached_property
     def seeds(self) -> frozenset[int]:
-        """Those that all cells around the best have."""
+        """The seeds that all cells around the best one have."""
         return frozenset.intersection(*(frozenset(cell.losses) for cell in self.around))
 
     @cached_property

@@ -205,11 +205,11 @@ def task_rows(draw):
     }
 
 
-def write_task_files(folder):
-    """The eight tasks, 4 rows a split, for `--data`."""
+def write_task_files(folder, count=4):
+    """The eight tasks, `count` rows a split, for `--data`."""
     draw = random.Random(0)
     for split in ("train", "validation", "test"):
-        rows = [task_rows(draw) for _ in range(4)]
+        rows = [task_rows(draw) for _ in range(count)]
         for task in rows[0]:
             (folder / task).mkdir(exist_ok=True)
             lines = "".join(json.dumps(row[task]) + "\n" for row in rows)

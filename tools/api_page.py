@@ -13,7 +13,7 @@ PACKAGES = ("deeploop", *(f"deeploop.{name}" for name in PUBLIC))
 
 def api_page() -> str:
     """The page; ValueError names what has no docstring."""
-    text = "# API\nThe public names, by package. What is not here may change between versions.\n"
+    text = "# API\nThe public names, by package. A name that is not listed may change between versions.\n"
     missing: list[str] = []
     for package in PACKAGES:
         module = importlib.import_module(package)
@@ -45,18 +45,37 @@ def own_doc(thing: Any) -> str:
 
 
 def code(name: str, thing: Any) -> str:
+    """The signature as a code block; a long one has a line for each parameter."""
     try:
-        signature = str(inspect.signature(thing))
+        signature = signature_of(thing)
     except (TypeError, ValueError):
         return ""
-    signature = re.sub(r"<object object at 0x\w+>|<factory>", "…", signature)
     kind = "class " if inspect.isclass(thing) else ""
-    line = f"{kind}{name}{signature}"
-    if len(line) > 84:
-        inner = signature[1 : signature.rindex(")")]
-        wrapped = textwrap.fill(inner, 80, initial_indent="    ", subsequent_indent="    ")
-        line = f"{kind}{name}(\n{wrapped}\n{signature[signature.rindex(')') :]}"
-    return f"```python\n{line}\n```\n"
+    if len(kind + name + signature) > 84:
+        end = signature.rindex(")")
+        lines = "".join(f"    {one.strip()},\n" for one in parameters(signature[1:end]))
+        signature = f"(\n{lines}{signature[end:]}"
+    return f"```python\n{kind}{name}{signature}\n```\n"
+
+
+def signature_of(thing: Any) -> str:
+    """The signature, with types by their names alone: Tensor, not torch.Tensor."""
+    text = re.sub(
+        r"<function .*? at 0x\w+>|<object object at 0x\w+>|<factory>", "…", str(inspect.signature(thing))
+    )
+    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", text)
+
+
+def parameters(inner: str) -> list[str]:
+    """Split the inside of a signature at the commas outside of brackets."""
+    found, depth = [""], 0
+    for character in inner:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += character
+    return found
 
 
 def short(thing: Any) -> str:
@@ -71,7 +90,7 @@ def members(kind: type) -> str:
         function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
         if name.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
             continue
-        shown = name if isinstance(member, property) else f"{name}{inspect.signature(function)}"
+        shown = name if isinstance(member, property) else f"{name}{signature_of(function)}"
         shown = re.sub(r"^(\w+)\(self(, )?", r"\1(", shown)
         lines.append(f"- `{shown}`: {' '.join(inspect.cleandoc(function.__doc__).split())}")
     return "\n" + "\n".join(lines) + "\n" if lines else ""

@@ -37,6 +37,9 @@ CONF = """\
 project = "DeepLoop"
 html_title = "DeepLoop"
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+pygments_dark_style = "github-dark"
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["tasklist"]
@@ -45,6 +48,13 @@ smartquotes = False
 html_show_sourcelink = False
 html_copy_source = False
 html_show_copyright = False
+"""
+# A block of code has 98 letters beside each other, and lines break before a word of code, not inside it. On a
+# phone, tables scroll before a column gets too narrow.
+STYLE = """\
+.highlight pre { font-size: .75rem; }
+code.literal .pre, td.text-right { white-space: nowrap; }
+@media (max-width: 40em) { td:first-child:not(.text-right) { min-width: 6.5em; } }
 """
 
 
@@ -66,6 +76,8 @@ def lay_out(folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     (folder / "conf.py").write_text(CONF, encoding="utf-8")
+    (folder / "_static").mkdir()
+    (folder / "_static" / "site.css").write_text(STYLE, encoding="utf-8")
 
 
 def read(path: str) -> str:
@@ -78,7 +90,7 @@ def read(path: str) -> str:
 
 
 def page_of(source: str) -> str:
-    """Where the site has a file of the repository."""
+    """The site's page for a file of the repository."""
     if source == "README.md":
         return "index.md"
     if source.startswith("docs/"):
@@ -164,7 +176,7 @@ def build(out: Path) -> int:
     pages = out.with_name(f"{out.name}-pages")
     for folder in (pages, out):
         shutil.rmtree(folder, ignore_errors=True)
-    os.environ["COLUMNS"] = "100"  # of --help
+    os.environ["COLUMNS"] = "96"  # of --help: as wide as a block of code on the site
     lay_out(pages)
     words = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-W", "--keep-going", str(pages), str(out)]
     return subprocess.run(words, check=False).returncode

@@ -1,4 +1,4 @@
-"""Why a loop goes on beyond its trained depth: variants of the automaton's recipe, over seeds and rates.
+"""What lets a loop extrapolate beyond its trained depth: variants of `automaton`, by seed and rate.
 
 python -m research.experiments.depth_study train VARIANT … --out study.json    trains, adds to the file
 python -m research.experiments.depth_study stream RUN … --out stream.json      the stream of runs by depth

@@ -45,7 +45,7 @@ def curve(config: TrainConfig, world: World, every: int, hold: bool) -> list[tup
 
 
 def crossing(points: list[tuple[float, float]]) -> float | None:
-    """Where the similarity first passes MERGED, in a straight line between two looks."""
+    """The S at which similarity first passes MERGED, by linear interpolation between two looks."""
     for (s, a), (t, b) in pairwise(points):
         if a < MERGED <= b:
             return s + (t - s) * (MERGED - a) / (b - a)

@@ -61,7 +61,7 @@ class Start:
         return similarity(self.model.depth, self.law, self.model.width, S, initial=self.initial)
 
     def merger(self) -> tuple[float, float, float]:
-        """Where the similarity passes one half, log odds straight in S², and the two records around it."""
+        """The S at which similarity passes one half (log odds linear in S²), and the records around it."""
         for one, other in pairwise(self.records):
             low, high = (log_odds(record["similarity"]) for record in (one, other))
             if low < 0 <= high:

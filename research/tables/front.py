@@ -35,7 +35,7 @@ LABEL: dict[str, Any] = {"fontsize": 11, "fontweight": "bold"}
 def front_figure(results: Path) -> Figure:
     """Loss against rate in long training, and accuracy against steps."""
     layout = ConstrainedLayoutEngine(rect=(0.006, 0.01, 0.988, 0.98), wspace=0.06)
-    figure = Figure(figsize=(11.2, 3.8), layout=layout)
+    figure = Figure(figsize=(9.2, 3.5), layout=layout)
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.25, 1]})
     draw_rates(left, results / "long-training")
     draw_depth(right, runs_of(results / "demo-seeds"))
@@ -57,10 +57,10 @@ def draw_rates(axes: Axes, folder: Path) -> None:
         lowest, loss = next(iter(curve.items()))
         axes.annotate(name, (lowest / 1.06, loss), color=colour, va="center", ha="right", **LABEL)
     axes.plot([], [], "-o", color=TEXT, lw=1.8, ms=4, label="search, one seed")
-    axes.plot([], [], "D", color=TEXT, ms=8, mec="white", label="mean of four other seeds")
+    axes.plot([], [], "D", color=TEXT, ms=8, mec="white", label="mean of 4 others")
     axes.legend(frameon=False, labelcolor=TEXT, fontsize=10, loc="upper right")
     axes.set_xscale("log", base=2)
-    axes.set_xlim(2.9e-3, 7.5e-2)
+    axes.set_xlim(2e-3, 7.5e-2)
     axes.xaxis.set_major_locator(FixedLocator([8e-3, 1.6e-2, 3.2e-2, 6.4e-2]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -85,7 +85,7 @@ def draw_depth(axes: Axes, runs: list[Run]) -> None:
         for shares in own:
             axes.plot([*shares], [*shares.values()], "-", color=RULE_COLOURS[name], lw=1.6, alpha=0.8)
         reached = sum(bool(goes_on(shares, TRAINED)) for shares in own)
-        label = f"{name}: {reached} of {len(own)} go on"
+        label = f"{name}: {reached} of {len(own)}"
         axes.annotate(label, (190, height), ha="right", va="center", color=RULE_COLOURS[name], **LABEL)
     axes.set_xscale("log", base=2)
     axes.set_ylim(0, 1.04)

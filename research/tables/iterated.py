@@ -89,7 +89,7 @@ def task_tables(folder: Path) -> str:
 
 
 def recall_table(folder: Path) -> str:
-    """Iterated tasks with and without an injection: who learns four steps, who goes on, the mean shares."""
+    """Iterated tasks with and without an injection: learned four steps, extrapolates, and mean shares."""
     rows = []
     for part in ("grid", "longer", "noise"):
         groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
@@ -108,9 +108,9 @@ def recall_table(folder: Path) -> str:
 
 
 def seed_table(folder: Path, axis: str, label: str) -> str:
-    """The runs of a sweep over seeds, by one of its axes: how many go on, and the shares of right cells.
+    """The runs of a sweep over seeds, by one of its axes: how many extrapolate, and shares of right cells.
 
-    Seeds that a choice was made on and held-out ones stand apart.
+    Seeds of the search and held-out seeds have rows of their own.
     """
     groups: dict[tuple[str, bool], list[Run]] = defaultdict(list)
     for run in runs_of(folder):

@@ -99,7 +99,7 @@ def search_table(folder: Path) -> str:
 
 
 def level_with_best(found: list[Contrast]) -> list[str]:
-    """The best rule, and those that are not told apart from it."""
+    """The best rule, and those that cannot be told apart from it."""
     best = found[0].other
     return [best, *(c.one for c in found if c.other == best and c.p >= 0.05)]
 

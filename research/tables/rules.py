@@ -1,6 +1,6 @@
 """The tables behind docs/rules.md: learning rates over R, and cells compared seed by seed.
 
-Each stands in the README of its results; docs/rules.md says how to read them.
+Each is part of the README of its results; docs/rules.md says how to read them.
 """
 
 import math
@@ -415,7 +415,7 @@ def tokens(results: Path) -> str:
 
 
 def tokens_search(results: Path) -> str:
-    """Where the rates of these losses come from."""
+    """The search that the rates of these losses come from."""
     curves = curves_of(runs_of(results / "tokens-per-parameter" / "search"), rule_and_rounds)
     peaks = peaks_of(curves)
     rows = [

@@ -1,13 +1,14 @@
-"""deeploop: train transformers whose blocks are visited many times.
+"""deeploop: train transformers that apply K stored blocks R times.
 
-`deeploop.load(run)` gives the model and tokenizer of a run folder, `deeploop.generate(model, tokenizer,
-prompt)` text, `deeploop.generate_batch` that of several prompts, `deeploop.recommend(blocks=4, rounds=16,
-width=384, tokens=300_000_000, batch_tokens=32_768)` a rule and the learning rates to compare.
-`deeploop.LoopedGPT(deeploop.GPTConfig())` is the model, `deeploop.ScaledResidual` the residual equation for
-any other; `deeploop.train.train(config)` trains.
-`deeploop.theory` has the visit counts, the scaling rules and the bounds; `deeploop.nn` the residual module
-and its init for any PyTorch model; `deeploop.models` the looped GPT and the reasoners. Packages are imported
-when they are first touched.
+- `load(run)` returns the model and tokenizer of a run folder.
+- `generate(model, tokenizer, prompt)` continues a text, `generate_batch` several.
+- `recommend(blocks=4, rounds=16, width=384, tokens=300_000_000, batch_tokens=32_768)` names a rule and the
+  learning rates to compare.
+- `LoopedGPT(GPTConfig())` is the model, `deeploop.train.train(config)` trains it.
+- `ScaledResidual` puts a residual rule into any PyTorch model, and `deeploop.nn` has its parts.
+- `deeploop.theory` has visit counts, scales and bounds; `deeploop.models` also has the reasoners.
+
+Packages are imported when they are first used.
 """
 
 from importlib import import_module as _import_module

@@ -64,7 +64,7 @@ WORDS = {
 }
 MOVED = {"pack": "python -m research.pack, in a clone of the repository"}
 USAGE = """\
-deeploop: train transformers whose blocks are visited many times
+deeploop: train transformers that apply K stored blocks R times
 
   deeploop plan --blocks 12 --rounds 3          alpha, beta, visit counts and bounds of an architecture
   deeploop recommend --blocks 4 --rounds 16 …   which rule, and which learning rates to compare, by our runs
@@ -76,10 +76,10 @@ deeploop: train transformers whose blocks are visited many times
   deeploop train RECIPE [--rounds 4 --lr 1e-3 …]  train; RECIPE --help has the options, --help-all every
                                                 field; --auto-lr takes the rate and warm-up of `recommend`,
                                                 --dry-run only says what would be trained
-  deeploop train --resume RUN                   go on with a run, by its own config;
+  deeploop train --resume RUN                   continue a run with its own config;
                                                 --config FILE starts from a file
   deeploop inspect MODEL                        what a pretrained model is: layers, sizes, what can be looped
-  deeploop retrofit MODEL --core 8-15 --out RUN  give a pretrained model a loop; training goes on from RUN
+  deeploop retrofit MODEL --core 8-15 --out RUN  give a pretrained model a loop; training continues from RUN
   deeploop import hrm | trm CHECKPOINT --data FOLDER  weights of the public code into a run that eval takes
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
   deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other;
@@ -94,7 +94,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop report RUN… [--out FOLDER]           tables and figures of runs, as one HTML page
   deeploop export RUN FOLDER                    weights, tokenizer and code for transformers
   deeploop bench [--rounds 1 3 7]               tokens/s, share of the device's ceiling, peak memory
-  deeploop demo                                 see a loop trained on 4 steps go on to 200, in six minutes
+  deeploop demo                                 see a loop trained on 4 steps run for 200, in six minutes
   deeploop doctor                               what is installed, what training will use, a self-test
 
 Each command has --help; -V, --version. More: README.md

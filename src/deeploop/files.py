@@ -121,7 +121,7 @@ def own_folder(path: Path) -> Path:
 
 
 def new_folder(path: Path) -> Path:
-    """Make an empty folder in place of what a killed writer left; symbolic links are unlinked."""
+    """Make an empty folder, deleting what a killed writer left; symbolic links are unlinked."""
     if path.is_symlink():
         path.unlink()
     shutil.rmtree(path, ignore_errors=True)
@@ -130,7 +130,7 @@ def new_folder(path: Path) -> Path:
 
 
 def publish(part: Path, folder: Path, last: str) -> None:
-    """Move what `part` holds into `folder` and remove `part`; `last` names the file that comes last."""
+    """Move the content of `part` into `folder`, the file `last` at the end, and remove `part`."""
     for path in sorted(part.iterdir(), key=lambda path: path.name == last):
         if (old := folder / path.name).is_dir() and not old.is_symlink():
             shutil.rmtree(old)

@@ -199,7 +199,7 @@ class Rule:
 
     @property
     def formula(self) -> str:
-        """The scale that stands in the equation; empty where none does."""
+        """The scale in the equation; empty if there is none."""
         alpha = {"none": "", "paper": "α = (2N)^p", "flat": "α = λ·R·√K"}[self.alpha]
         epsilon = {"none": "", "factored": "ε = λ/(R√K)", "averaged": "ε = 1/N"}[self.epsilon]
         return alpha or epsilon or ("ε = R^-q" if self.q else "")
@@ -264,7 +264,7 @@ class Rule:
         return number**-0.5 if self.by_block else 1.0
 
     def init(self, width: int, K: int, beta: float) -> InitRule:
-        """How the matrices of K blocks are drawn."""
+        """The initialization of the matrices of K blocks."""
         return InitRule(width, beta, math.sqrt(K) if self.shrink else 1.0, self.gate)
 
 

@@ -71,7 +71,7 @@ def test_how_often_a_rule_goes_on_is_what_the_ten_seeds_gave():
             counts[run.fields["model.rule"]].append(goes_on({h: shares[h] for h in TABLE[-2:]}, trained=4))
     assert {len(found) for found in counts.values()} == {10}
     assert (
-        f"flat goes on to 200 steps in {sum(counts['flat'])}, DeepLoop in {sum(counts['deeploop'])};"
+        f"flat extrapolates to 200 steps in {sum(counts['flat'])}, DeepLoop in {sum(counts['deeploop'])};"
         in COUNTED
     )
 

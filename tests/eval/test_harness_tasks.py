@@ -3,13 +3,14 @@
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import lm_eval.tasks
 import pytest
 
 from deeploop.eval.harness import set_shots
-from deeploop.eval.tasks import PAPER_TASKS, deviations, load_tasks, quiet, stock_config
+from deeploop.eval.tasks import PAPER_TASKS, deviations, load_tasks, quiet, require_examples, stock_config
 
 NAMES = list(PAPER_TASKS)
 
@@ -114,6 +115,24 @@ def test_without_a_training_split_examples_come_from_validation_and_it_is_said(f
     answers = [row["correct_answer"] for row in read(files / "sciq" / "validation.jsonl")]
     for context, _ in prompts(loaded, 1)["sciq"]:
         assert context.split("\n\n")[0].endswith(tuple(f"Answer: {answer}" for answer in answers))
+
+
+def test_more_shots_than_rows_are_refused_where_the_harness_fails(task_files):
+    """Of four rows, four examples for sciq; three for piqa, for which the harness draws one more."""
+    for name, most in (("sciq", 4), ("piqa", 3)):
+        for shots in (most, most + 1):
+            tasks = set_shots(load_tasks([name], task_files), shots)["tasks"]
+            prompt = partial(tasks[name].fewshot_context, next(iter(tasks[name].eval_docs)), shots)
+            if shots == most:
+                require_examples(tasks, task_files, shots)
+                prompt()
+                continue
+            with pytest.raises(
+                ValueError, match=rf"shots={shots}: .*{name}.train\.jsonl has 4 rows, and 5 are"
+            ):
+                require_examples(tasks, task_files, shots)
+            with pytest.raises(ValueError, match="Sample larger than population"):
+                prompt()
 
 
 def test_what_does_not_deviate(task_files):

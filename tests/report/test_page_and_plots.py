@@ -118,6 +118,17 @@ def test_a_chart_fills_the_page_and_a_phone() -> None:
     assert plots.INK not in drawn
 
 
+def test_a_long_label_is_broken_to_fit_a_phone() -> None:
+    label = "DeepLoop p=0.5 + unigram bias · peak_lr 0.004 · warmup_steps 100"
+    figure = plots.draw(Chart("one", "", [Panel([Line([0, 1], [0, 1], label)])]), plots.NARROW)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert legend.get_texts()[0].get_text().split() == label.split()
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+
+
 def test_marks_of_a_panel_are_drawn() -> None:
     line = Line([1, 2], [3.0, 4.0], "own")
     panel = Panel([line], level=(3.5, "floor"), at=(2, "trained"), shaded=(1, 1.5), right=("bits", 2.0),

@@ -101,7 +101,7 @@ def test_what_differs_from_the_runs_is_said(known):
 @pytest.mark.parametrize(
     ("asked", "rule", "said"),
     [
-        ({"rounds": 1}, None, "at R = 1 deeploop and prenorm are not told apart"),
+        ({"rounds": 1}, None, "at R = 1 deeploop and prenorm cannot be told apart"),
         ({"rounds": 16}, None, "ranked at R = 7; in short runs at R = 16 flat was ahead"),
         ({"rounds": 64}, None, "rounds 64: our runs have 1 to 16"),
         ({"width": 384, "tokens": 2_900_000}, None, "here 0.41; in short runs the order is another"),
@@ -150,7 +150,7 @@ def ask(capsys, *more):
 
 def test_the_command_says_where_the_rule_stands_and_what_to_type(known, capsys):
     text = ask(capsys)
-    assert "not told apart from flat; ahead by 0.200 of prenorm" in text
+    assert "cannot be told apart from flat; ahead by 0.200 of prenorm" in text
     assert "compare 2e-3, 4e-3, 8e-3" in text
     assert "0.200 behind deeploop" in ask(capsys, "--rule", "prenorm")
 

@@ -177,7 +177,7 @@ def _is_plain_stack(stack: nn.Module) -> bool:
 
 
 class Installed(partial[Any]):
-    """A `forward` that `install.py` puts on an instance, in place of that of its class."""
+    """A `forward` that `install.py` sets on an instance and that replaces its class's own."""
 
 
 def _installed(module: nn.Module) -> tuple[str, ...]:

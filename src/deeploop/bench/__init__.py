@@ -1,4 +1,4 @@
-"""How fast training and decoding are: `deeploop bench`."""
+"""Time training and decoding: `deeploop bench`."""
 
 import json
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""How long a training step takes, ours or a reference's, beside the products that the device reaches."""
+"""Time a training step of deeploop or of a reference, beside the device's fastest matrix products."""
 
 import gc
 import runpy

@@ -1,8 +1,8 @@
 """The demo: one looped block learns a step of a cellular automaton and is run fifty times as deep as trained.
 
 The block trains under DeepLoop and flat, side by side on two CPU cores; then under pre-norm, beside four
-layers without a loop, which train half as long. Nothing is fixed in advance but how often the two rules go on
-over ten seeds: table, sentences and page are made from what was measured.
+layers without a loop, which train half as long. Nothing is fixed in advance but how often the two rules
+extrapolate over ten seeds: table, sentences and page are made from what was measured.
 """
 
 import time
@@ -72,7 +72,7 @@ def train_and_evaluate(config: DemoArgs) -> dict[str, Any]:
 def train_cells(out: Path, grid: "Grid", *, here: bool) -> "SweepFolder":
     """Train what is not finished as a sweep does: two at a time, one core each; or `here`, one by one.
 
-    Ctrl-C lets them save; KeyboardInterrupt then ends the demo, and the same command goes on.
+    Ctrl-C lets them save; KeyboardInterrupt then ends the demo, and the same command continues.
     """
     from deeploop.files import lock_folder
     from deeploop.sweep.board import LiveTable

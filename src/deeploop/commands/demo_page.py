@@ -18,10 +18,10 @@ from deeploop.report.tables import Table, number, text_table
 TABLE = (1, 2, 3, 4, 9, 13, 24, 77, 127, 200)
 """Steps of the table. Beyond four none is a power of two, where most cells are back at where they started."""
 COUNTED = (
-    "Over ten seeds named beforehand, flat goes on to 200 steps in 9, DeepLoop in 5; ten seeds do not tell "
-    "these apart (docs/results/demo-rule)."
+    "Over ten seeds named beforehand, flat extrapolates to 200 steps in 9, DeepLoop in 5; these cannot be "
+    "told apart (docs/results/demo-rule)."
 )
-"""How often each of the two rules goes on."""
+"""How often each of the two rules extrapolates."""
 
 Record = dict[str, Any]
 
@@ -128,7 +128,7 @@ def rgba(colour: str) -> list[float]:
 
 
 def first_wrong(cells: np.ndarray, truth: np.ndarray) -> str:
-    """Where a model first errs on the drawn row, and how often it does."""
+    """Format a model's first error on the drawn row, and the number of errors."""
     wrong = cells != truth
     if not wrong.any():
         return f"no cell is wrong in {len(truth) - 1} steps"
@@ -190,7 +190,7 @@ def make_page(record: Record) -> str:
 def tapes_caption(record: Record) -> str:
     return (
         f"One held-out row of {record['length']} cells, top to bottom, over {max(record['steps'])} steps, "
-        "left to right: the truth, and below it what each model says. Wrong cells are red, paler where a 1 "
+        "left to right: the truth, and below it what each model says. Wrong cells are red, fainter where a 1 "
         f"is missing. Training saw the shaded steps, 1 to {record['trained_steps']}, enlarged on the left."
     )
 
@@ -199,7 +199,7 @@ def accuracy_caption(record: Record) -> str:
     return (
         f"Share of cells right over {record['rows']} held-out rows against the number of steps; the trained "
         "ones are shaded. The dashed line copies the start or one of the first states, whichever is best: "
-        "a model that stands still scores no more."
+        "a model that repeats a state scores no more."
     )
 
 

@@ -45,7 +45,7 @@ def extras() -> dict[str, list[str]]:
 
 
 def version_of(package: str) -> str | None:
-    """The version that is installed; None where it is not."""
+    """The installed version, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -126,7 +126,7 @@ def small_config(folder: Path) -> TrainConfig:
 
 
 def describe_execution(config: TrainConfig) -> str:
-    """How a step would be executed here."""
+    """Describe how a step would be executed on this machine."""
     from deeploop.tasks.language.task import LanguageTask
     from deeploop.train.distributed import open_world
     from deeploop.train.execution import choose_execution

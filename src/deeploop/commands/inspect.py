@@ -8,7 +8,7 @@ from tyro.conf import Positional
 
 @dataclass(frozen=True, kw_only=True)
 class InspectArgs:
-    """Says what a pretrained model is: layers, sizes, vocabulary, tokenizer, and what can be looped."""
+    """Shows a pretrained model's layers, sizes, vocabulary and tokenizer, and if it can be looped."""
 
     source: Positional[Path]
     """A transformers folder (safetensors) or a GGUF file of a Llama, Mistral, Qwen2 or Qwen3 model."""

@@ -50,7 +50,7 @@ def run(args: PrepareChat) -> str:
 
 
 def tokenizer_and_context(args: PrepareChat) -> tuple[Tokenizer, int]:
-    """Those of the run, where one was named."""
+    """Return the run's tokenizer and context, if a run was named."""
     run, found = Path(args.tokenizer), find_tokenizer(args.tokenizer)
     if args.context is not None:
         return found, args.context

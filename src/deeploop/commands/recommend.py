@@ -56,7 +56,7 @@ def lines(args: RecommendArgs, found: Recommendation) -> list[tuple[str, str]]:
         ("rule", f"{rule.label}, {rule.equation}" + f" with {', '.join(told)}" * bool(told)),
         ("", standing(found)),
         ("", f"({found.order.conditions})"),
-        ("rates", f"compare {rates}; where the best is at an edge, go on by octaves"),
+        ("rates", f"compare {rates}; if the best is at an edge, try the next octave"),
         ("rests on", f"{line.points} best rates of this rule, in {RESULTS}: {', '.join(folders)}"),
         ("", "taken to go as 1/width and √(tokens per step); they lie within"),
         ("", f"{line.spread:.1f} octaves (one standard deviation) of such a line"),
@@ -66,7 +66,7 @@ def lines(args: RecommendArgs, found: Recommendation) -> list[tuple[str, str]]:
 
 
 def standing(found: Recommendation) -> str:
-    """Where the rule stands in long training."""
+    """Describe the rule's rank in long training."""
     order = found.order
     if found.rule not in order.losses:
         return f"not among the rules of {order.folder}"
@@ -75,7 +75,7 @@ def standing(found: Recommendation) -> str:
     if found.rule in order.level:
         level = [name for name in order.level if name != found.rule]
         behind = [f"{order.losses[name] - own:.3f} of {name}" for name in others if name not in level]
-        same = f"not told apart from {', '.join(level)}; " if level else ""
+        same = f"cannot be told apart from {', '.join(level)}; " if level else ""
         return f"in long training {same}ahead by {', '.join(behind)}"
     return f"in long training {own - best:.3f} behind {order.level[0]}"
 

@@ -52,7 +52,7 @@ TRAIN_WORDS = {
 RESUME, CONFIG, INIT_FROM = "--resume", "--config", "--init-from"
 INSTEAD = f"""
 or, without a recipe:
-  {RESUME} RUN    go on with a run, by its own config
+  {RESUME} RUN    continue a run with its own config
   {CONFIG} FILE   start from a run's config.json, or TOML with the same nesting"""
 EPOCHS = 10  # of a small corpus, where the command says no steps
 FEWEST_STEPS = 100  # with fewer a smaller batch trains better
@@ -164,7 +164,7 @@ def first_options(base: RunConfig, source: str) -> str:
         lines.append("")
     lines += [f"  {name:<22} {text}" for name, text in SWITCHES.items()]
     return "\n".join(
-        [*lines, "", f"deeploop train {RESUME} RUN goes on with a run; {CONFIG} FILE starts from a file"]
+        [*lines, "", f"deeploop train {RESUME} RUN continues a run; {CONFIG} FILE starts from a file"]
     )
 
 

@@ -67,7 +67,7 @@ def flat(values: Sequence[Tensor]) -> Tensor:
 def separate_visits(
     sublayers: Sequence[Sublayer], supply: Callable[[Sublayer, int], Values | None]
 ) -> Iterator[None]:
-    """Compute call number n (from 0) of a sublayer with `supply(sublayer, n)` in place of its parameters.
+    """Compute call number n (from 0) of a sublayer with `supply(sublayer, n)` instead of its parameters.
 
     None leaves the call unchanged.
     """

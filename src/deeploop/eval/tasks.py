@@ -176,6 +176,19 @@ def fewshot_pool(task: Any) -> tuple[str, int]:
     return str(split), len(task.sampler.df)
 
 
+def require_examples(tasks: dict[str, Any], data: Path, shots: int) -> None:
+    """Raise for local files with fewer rows than the examples in a prompt."""
+    for name, task in tasks.items():
+        split, rows = fewshot_pool(task)
+        # The harness draws one more where it may have to leave out the scored item itself.
+        needed = shots + (task.config.fewshot_config.split == task.config.test_split)
+        if shots and rows < needed:
+            raise ValueError(
+                f"shots={shots}: {data / name / split}.jsonl has {rows} rows, and {needed} are needed; "
+                "add rows or ask for fewer shots"
+            )
+
+
 def deviations(tasks: dict[str, Any], data: Path | None, shots: Sequence[int]) -> list[str]:
     """Describe how local files differ from the harness' own tasks."""
     if data is None or not any(shots):

@@ -62,7 +62,7 @@ def _scales(config: GPTConfig) -> dict[str, str]:
 
 
 def _cache(model: LoopedGPT) -> str:
-    """How many slots a cache needs, and which visit has which: what serving engines must be told."""
+    """The number of slots of a cache and the slot of each visit, for serving engines."""
     config, kept = model.config, model.kept_rounds
     around = " + ".join(f"{count} of the {name}" for name in PARTS if (count := getattr(config, name)))
     slots = f"{model.slots} slots: one per (round, block), {kept} × {config.blocks}"

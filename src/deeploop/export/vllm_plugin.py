@@ -1,4 +1,4 @@
-"""Where vLLM finds the plugin: the entry point `vllm.general_plugins` calls `register` in every process."""
+"""vLLM's plugin: the entry point `vllm.general_plugins` calls `register` in every process."""
 
 import logging
 from dataclasses import replace
@@ -31,7 +31,7 @@ def register() -> None:
     import deeploop.models.hf  # noqa: F401
 
     class Served(VerifyAndUpdateConfig):
-        """Refuses before the engine's processes start."""
+        """vLLM's check of a config: refuse unsupported settings before the engine's processes start."""
 
         @staticmethod
         def verify_and_update_config(vllm_config: "VllmConfig") -> None:

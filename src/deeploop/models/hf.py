@@ -387,7 +387,7 @@ class DeepLoopForCausalLM(DeepLoopPreTrainedModel, GenerationMixin):
 
 
 def _positions(embedded: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
-    """Return where tokens (B, T) stand, (B or 1, T): padding has no position."""
+    """Return the positions (B or 1, T) of tokens (B, T); padding has none."""
     count = embedded.shape[1]
     if attention_mask is not None and attention_mask.ndim == 2:
         return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -count:]

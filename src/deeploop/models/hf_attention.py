@@ -59,7 +59,7 @@ class TransformersAttention(EngineAttention):
 
 
 class OverwrittenCache:
-    """transformers' cache while a token stands at position `start`: a later round replaces an earlier one."""
+    """A cache while the token at position `start` is computed: a later round replaces an earlier one."""
 
     def __init__(self, cache: DynamicCache, start: int) -> None:
         self._cache, self._start = cache, start

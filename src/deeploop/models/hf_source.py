@@ -15,7 +15,7 @@ IMPORT = re.compile(r"^( *)from (deeploop\.[\w.]+) import", re.MULTILINE)
 
 
 def write_source(folder: str | os.PathLike[str], module: str, file: str) -> str:
-    """Write `module`, which lies in `file`, and all it needs of ours into the folder; return its name there.
+    """Write `module`, defined in `file`, and the deeploop modules it needs into the folder; return its name.
 
     Its imports must name modules, not packages: a package's `__init__` would bring everything along. In a
     folder that was written so, the files are copied as they are.

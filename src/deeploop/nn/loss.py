@@ -74,7 +74,7 @@ def _how(x: Tensor, weight: Tensor, chunk: int | None) -> tuple[Chunk | None, in
 
 @cache
 def _kernel() -> Chunk | None:
-    """Return the Triton kernel, which needs one pass over the logits in place of six, if it applies."""
+    """Return the Triton kernel, which needs one pass over the logits instead of six, if it applies."""
     try:
         from deeploop.nn.kernels.cross_entropy import cross_entropy_
     except ImportError:

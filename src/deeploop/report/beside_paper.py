@@ -213,7 +213,7 @@ def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
 
 @dataclass(frozen=True)
 class Escapes:
-    """How many seeds leave the unigram floor."""
+    """The number of seeds that leave the unigram floor."""
 
     seeds: int
     """Seeds whose outcome is known: their run finished, or had escaped before."""

@@ -47,11 +47,12 @@ def summary(runs: Sequence[Run]) -> list[str]:
     shared = sum(one.shared and one.tokens_per_s is not None for one in runs)
     said = (
         f"{count_of(runs)}: {states}; {cost}. Made from their files by deeploop {deeploop.__version__}. "
-        "Every number has a run behind it; the last section has its command. "
-        f"{MISSING} means that there is none. Losses are those of the last validation; means and figures of "
-        "final losses leave out runs that have not come to their end."
+        f"The last section has the command behind every number. {MISSING} is a cell without a number. "
+        "Losses are those of the last validation; means and figures of final losses omit unfinished runs."
     )
-    told = f"{shared} of {count_of(runs)} shared their device (sweep --jobs): their tokens/s are in no mean."
+    told = (
+        f"{shared} of {count_of(runs)} shared their device (sweep --jobs); means of tokens/s leave them out."
+    )
     return [said, *([told] if shared else [])]
 
 

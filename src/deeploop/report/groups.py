@@ -82,7 +82,7 @@ def method(run: Run) -> str:
 
 
 def additions(run: Run) -> str:
-    """What differs from a plain loop at a fixed R, trained by AdamW: ` + unigram bias + Muon`."""
+    """Differences from a plain loop at a fixed R trained with AdamW: ` + unigram bias + Muon`."""
     found = ""
     for name, (usual, words) in ADDED.items():
         value = run.fields.get(name, usual)
@@ -264,7 +264,7 @@ class Setup:
 
 
 def setups(runs: Sequence[Run]) -> list[Setup]:
-    """The set-ups among language runs; the largest first."""
+    """The set-ups of the language runs, the largest first."""
     found: dict[str, list[Run]] = {}
     for run in filter(is_language, runs):
         shape = {

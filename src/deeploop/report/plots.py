@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from deeploop.files import atomic_file
@@ -237,9 +238,12 @@ def _draw_legend(figure: "Figure", chart: Chart, width: float) -> None:
         named |= {k: v for v, k in zip(*axes.get_legend_handles_labels(), strict=True) if k not in named}
     named |= {name: Patch(color=colour, lw=0) for colour, name in chart.names}
     if named:
-        fit = int(14 * width / (6 + max(map(len, named))))  # letters of the legend's size per inch
+        letters = int(14 * width)  # of the legend's size, beside each other
+        names = [fill(name, letters - 6) for name in named]
+        longest = max(len(line) for name in names for line in name.splitlines())
+        columns = max(1, min(6, letters // (6 + longest)))
         figure.legend(
-            [*named.values()], [*named], loc="outside lower center", ncols=max(1, min(6, fit)),
+            [*named.values()], names, loc="outside lower center", ncols=columns,
             frameon=False, labelcolor=INK, fontsize=9,
         )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Which rule, and which learning rates to compare, for K blocks, R rounds, a width and a batch. No torch.
 
-The rule is the best one in long training, named with those that it is not told apart from. The rates are
+The rule is the best one in long training, named with those that cannot be told apart from it. The rates are
 three, an octave apart, around a line through the best rates of all our studies (`make results`):
 
     rate = base · R^slope · 384 / width · √(tokens per step / 4,096)
@@ -115,7 +115,7 @@ def recommend(
 
 
 def nearest_octave(rate: float) -> float:
-    """The nearest of 1e-3 times a power of two."""
+    """The nearest value of 1e-3 times a power of two."""
     return float(1e-3 * OCTAVE ** round(math.log2(rate / 1e-3)))
 
 
@@ -142,9 +142,9 @@ def _notes(line: Line, asked: Mapping[str, int]) -> Iterator[str]:
 
 
 def _order_notes(order: Order, blocks: int, rounds: int, width: int, tokens: int) -> Iterator[str]:
-    """Where another rule may be the best one."""
+    """Notes on conditions under which another rule may be best."""
     if rounds == 1:
-        yield f"the rule: at R = 1 {order.level[0]} and prenorm are not told apart (docs/results/gain)"
+        yield f"the rule: at R = 1 {order.level[0]} and prenorm cannot be told apart (docs/results/gain)"
     if rounds > 2 * order.rounds:
         short = "in short runs at R = 16 flat was ahead (docs/results/transfer)"
         yield f"the rule: ranked at R = {order.rounds}; {short}"

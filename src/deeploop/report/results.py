@@ -33,7 +33,7 @@ def check_writable(folder: Path) -> None:
 
 
 def add(folder: Path, record: Record, identity: Sequence[str], name: str = "eval.json") -> Path:
-    """Add the record to a file of the folder, in place of one that agrees with it in these fields."""
+    """Add the record to a file of the folder, replacing one that agrees with it in these fields."""
     path = folder / name
     with atomic_file(path) as file:  # first: whoever adds another record meanwhile waits for this one
         others = [old for old in read(path) if not agree(old, record, identity)]

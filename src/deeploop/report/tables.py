@@ -82,7 +82,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """The columns that hold numbers, which stand to the right."""
+        """The columns of numbers, which are aligned to the right."""
         return [all(NUMBER.fullmatch(row[i]) for row in self.rows) for i in range(len(self.header))]
 
     def text(self) -> str:

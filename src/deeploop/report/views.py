@@ -86,8 +86,8 @@ def seeds_table(groups: Sequence[Cell], histories: Histories, name: str, title: 
 
 
 SEEDS_NOTE = (
-    "Mean ± standard deviation over the runs that came to their end and did not collapse, one of each seed "
-    "unless the row says otherwise. tokens/s: of runs that had their device to themselves."
+    "Mean ± standard deviation over the finished runs that did not collapse, one of each seed unless the row "
+    "says otherwise. tokens/s is the mean of runs that had their device to themselves."
 )
 
 

@@ -58,7 +58,7 @@ class SweepArgs:
     gpus: int = 1
     """GPUs of each cell; more than one are joined by torchrun."""
     minutes: float | None = None
-    """Start no cell after this many minutes; those that run are finished. The same command goes on later."""
+    """Start no cell after this many minutes, and finish those that run. The same command continues later."""
     keep_weights: bool = True
     """Keep the checkpoints of finished cells; without, their metrics alone stay."""
     tasks: Path | None = None

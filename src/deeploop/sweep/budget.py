@@ -1,6 +1,6 @@
 """Cost of a sweep before it runs: tokens, and GPU-hours by the accounting model beside the paper's.
 
-One for a laptop has FLOPs in their place.
+Sweeps for a laptop are counted in FLOPs instead.
 """
 
 from typing import NamedTuple

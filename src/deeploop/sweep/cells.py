@@ -34,7 +34,7 @@ ARITHMETIC = ("device.precision", "device.stream")  # may not: the cell would ch
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a cell is, by its metrics."""
+    """A cell's progress, read from its metrics."""
 
     state: State
     steps: int

@@ -64,7 +64,7 @@ def kappa_bar(schedule: Schedule, kappas: Mapping[str, Real]) -> Real:
     """The gradient-visible aggregate alignment of Eq. (hrm-cond): sum of J R_g kappa over M_g.
 
     A module left out of `kappas` is put at its upper bound R_g. For `last_cycle` that is the paper's
-    formula, where H stands once in the graph and kappa_H <= 1; for `full`, kappa_H is at most C.
+    formula, where H is in the graph once and kappa_H <= 1; for `full`, kappa_H is at most C.
     """
     worst: dict[str, Real] = {m: schedule.R_g_of(m) for m in schedule.modules}
     return sum(_weights(schedule, worst | dict(kappas)).values()) / Fraction(schedule.M_g)
@@ -73,7 +73,7 @@ def kappa_bar(schedule: Schedule, kappas: Mapping[str, Real]) -> Real:
 def kappa_bar_range(schedule: Schedule) -> tuple[Fraction, Fraction]:
     """Least and greatest kappa_bar as each kappa runs over [0, R_g].
 
-    As in the paper, an H that stands once in the graph stays at its bound 1, so `last_cycle` gives
+    As in the paper, an H that is in the graph once stays at its bound 1, so `last_cycle` gives
     [J_H / M_g, 1 + J_L C_L (C_L - 1) / M_g].
     """
     once = {"H"} if "H" in schedule.modules and schedule.R_g_of("H") == 1 else set()

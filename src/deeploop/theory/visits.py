@@ -61,7 +61,7 @@ class Schedule:
 
     @property
     def M_g(self) -> int:
-        """Visits that stand in the training graph."""
+        """Number of visits in the training graph."""
         return sum(sublayers.total() for sublayers in self._tally_g.values())
 
     @property
@@ -91,11 +91,11 @@ class Schedule:
         return len(self._tally[module])
 
     def R_of(self, module: str) -> int:
-        """How often a forward pass visits each sublayer of the module."""
+        """Number of visits of each sublayer of the module in a forward pass."""
         return self._even_count(module, self._tally[module])
 
     def R_g_of(self, module: str) -> int:
-        """How often each sublayer of the module stands in the training graph."""
+        """Number of visits of each sublayer of the module in the training graph."""
         return self._even_count(module, self._tally_g.get(module, Counter()))
 
     @cached_property

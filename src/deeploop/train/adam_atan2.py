@@ -1,8 +1,8 @@
-"""AdamATan2: Adam whose step is atan2(m, √v) in place of m / (√v + ε), with a running average of the weights.
+"""AdamATan2: Adam whose step is atan2(m, √v) instead of m / (√v + ε), with a running average of the weights.
 
     p ← p·(1 − lr·wd) − lr / (1 − β1^t) · atan2(m, √(v / (1 − β2^t)))
 
-The first bias correction stands outside atan2. There is no ε: the scale of the loss does not matter.
+The first bias correction is outside atan2. There is no ε: the scale of the loss does not matter.
 
 A device can leave a step out by itself, told as torch's fused AdamW is: by `found_inf` and `grad_scale`.
 """

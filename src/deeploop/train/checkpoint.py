@@ -143,7 +143,7 @@ def read_whole_state(checkpoint: Path, files: Collection[str] | None = None) -> 
         advice = f"no checkpoint of {run} is whole"
         if good is not None:
             command = f"deeploop train --resume {shlex.quote(str(run))}"
-            advice = f"{good.name} is whole: `{command}` puts this one aside and goes on from there"
+            advice = f"{good.name} is whole: `{command}` puts this one aside and continues from there"
         raise DamagedCheckpoint(f"{error}; {advice}") from None
 
 

@@ -171,7 +171,7 @@ def load_export(model: nn.Module, folder: Path, tokenizer: Tokenizer | None) -> 
 
 
 def _reads(folder: Path, tokenizer: Tokenizer) -> bool:
-    """Return True if the export's tokenizer gives the same ids; of ours it has the merges alone."""
+    """Return True if the export's tokenizer gives the same ids; deeploop's own export has only the merges."""
     theirs = find_tokenizer(str(folder))
     if isinstance(tokenizer, PretrainedTokenizer):
         return isinstance(theirs, PretrainedTokenizer) and theirs.reads_as(tokenizer)

@@ -58,7 +58,7 @@ class Visit(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A branch's output that is still to be joined to the stream: the next product does it on the way."""
+    """A branch's output that is not yet added to the stream; the next product adds it."""
 
     sublayer: ScaledResidual
     f: Tensor
@@ -250,7 +250,7 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """The stream x (B, width) behind the visits, and its norm by `after`, in the matrices' dtype.
 
-    Sequence b stands at positions[b]; `rotary` is the whole table.
+    Sequence b is at positions[b]; `rotary` is the whole table.
     """
     pending: Pending | None = None
     for (first, second), packed, biases, keys, values in visits:
@@ -291,7 +291,7 @@ def _normed_product(
     *,
     is_swiglu: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The stream with what was pending, and the product of its norm; of gate and up their SwiGLU."""
+    """The stream plus the pending output, and the product of its norm; for gate and up, their SwiGLU."""
     if len(x) > FEW:
         x, h = (
             enter(inner, x, weight.dtype) if pending is None else join(pending.sublayer, x, pending.f, inner)

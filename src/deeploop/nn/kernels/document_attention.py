@@ -91,7 +91,7 @@ def _query_tiles(END, row, at, T, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def _partial(j, begin, whole, part):
-    """The j-th tile of those that are not seen whole: before the whole ones, then after them."""
+    """The j-th partly masked tile: first those before the fully visible tiles, then those after them."""
     tile = begin + j
     return tl.where(tile < whole, tile, tile + part - whole)
 

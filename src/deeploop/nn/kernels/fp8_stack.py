@@ -101,7 +101,7 @@ class Prepared(NamedTuple):
 
     @property
     def heads(self) -> tuple[int, float]:
-        """How many heads, and the eps of their norm where they have one."""
+        """The number of heads, and the eps of their norm if they have one."""
         a = self.attention
         return len(a.q.weight) // a.head_size, a.q_norm.eps if self.causal else 0.0
 

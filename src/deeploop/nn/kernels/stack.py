@@ -28,7 +28,7 @@ Inject = Callable[[Tensor], Tensor]
 
 
 class Attention(NamedTuple):
-    """Those of attention."""
+    """The matrices of attention."""
 
     qkv: Tensor
     o: Tensor

@@ -60,7 +60,7 @@ class ChatTemplate:
             raise ValueError(f"template {name}: not a Jinja template ({_one_line(error)})") from None
 
     def render(self, messages: Sequence[Message], *, ask: bool) -> str:
-        """Render the conversation, with a prompt for an answer if `ask`. END stands for end-of-text."""
+        """Render the conversation, with a prompt for an answer if `ask`. END represents end-of-text."""
         try:
             text = self._template.render(
                 messages=list(messages), bos_token=END, eos_token=END, add_generation_prompt=ask

@@ -25,7 +25,7 @@ def report(folder: str, record: Record) -> str:
 
 
 def by_steps(record: Record) -> str:
-    """A table by number of steps, at the rounds for it in training; copying is the baseline."""
+    """Table by number of steps, each at the rounds that training used for it; copying is the baseline."""
     rows = []
     for column, steps in enumerate(record["steps"]):
         copied = record["copying"].get(str(steps))

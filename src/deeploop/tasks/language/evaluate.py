@@ -18,7 +18,7 @@ import torch
 from deeploop.data.bpe import find_tokenizer, how_to_ask, load_tokenizer
 from deeploop.eval.requests import Requests, Scores, load_scores, save_scores
 from deeploop.eval.scoring import default_batch_tokens, fitting, input_lengths, score
-from deeploop.eval.tasks import deviations, load_tasks
+from deeploop.eval.tasks import deviations, load_tasks, require_examples
 from deeploop.exits import memory_advice
 from deeploop.files import resolve
 from deeploop.models.gpt import LoopedGPT
@@ -125,6 +125,8 @@ def ask_harness(
     rows, notes = [], []
     for shots in settings["shots"]:
         loaded = set_shots(load_tasks(settings["tasks"], data), shots)
+        if data is not None:
+            require_examples(loaded["tasks"], data, shots)
         notes = deviations(loaded["tasks"], data, settings["shots"])
         for R in rounds:
             lm.scorer = scorer_at(R)

@@ -160,7 +160,7 @@ def count_votes(
     counts: Sequence[int],
     keep: int,
 ) -> TaskVotes:
-    """Count the votes of one task, whose answers are in the stream."""
+    """Count the votes for the answers of one task."""
     given: list[list[tuple[Answer, ...]]] = [[] for _ in range(split.groups[group, 0])]
     for answered in stream:
         given[answered.pair].append(answered.answers)

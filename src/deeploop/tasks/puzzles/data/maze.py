@@ -78,7 +78,7 @@ def distances(walls: np.ndarray, start: int) -> tuple[list[int], list[int]]:
 
 
 def make_mazes(numbers: range, *, size: int, min_path: int, seed: int) -> list[Candidate]:
-    """Those of the numbered mazes of a seed that have a goal far enough away."""
+    """Make the numbered mazes of a seed, and keep those whose goal is far enough away."""
     made = []
     for number in numbers:
         layout_key, end_key = keys(seed, number, count=2)

@@ -173,7 +173,7 @@ def _still_solved(
 
 
 def make_sudokus(numbers: range, *, size: int, difficulty: str, seed: int) -> list[Candidate]:
-    """Those of the numbered puzzles of a seed that have the given difficulty."""
+    """Make the numbered puzzles of a seed, and keep those of the given difficulty."""
     least, too_many = DIFFICULTIES[difficulty]
     made = []
     for number in numbers:
