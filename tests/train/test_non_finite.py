@@ -103,7 +103,7 @@ def test_a_checkpoint_that_is_not_finite_says_where_to_go_on_from(tiny_config):
         bad = run.save()
         run.close()
     further = tiny_config(optim={"steps": 8}, resume=True)
-    with pytest.raises(ValueError, match=r"not finite.*move that folder away to continue from"):
+    with pytest.raises(ValueError, match=r"not finite.*move that folder away to resume from"):
         train(further)
     shutil.move(bad, config.out / "aside")
     assert train(further)["ended"] == "finished"

@@ -76,7 +76,9 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         for name in ("blocks", "rounds", "width", "heads", "hidden", "vocabulary", "context"):
-            self._require(name, getattr(self, name) >= 1, "at least 1")
+            count = getattr(self, name)
+            self._require(name, isinstance(count, int), "a whole number")
+            self._require(name, count >= 1, "at least 1")
         self._check_loop()
         self._check_attention()
         # Equal rules have equal texts, so that configs compare by what they compute.

@@ -155,14 +155,9 @@ def weights_of(
     saved = read_whole_state(checkpoint, [OPTIMIZER])
     # Older checkpoints have no rate; it followed from the schedule.
     scheduled = learning_rate(step - 1, config.optim) * config.model.matrix_lr_multiplier
-    state = adam_state(
-        load_moments(checkpoint, model),  # empty for weights published without their optimizer
-        lr=saved.get("lr", scheduled),
-        betas=config.optim.betas,
-        eps=config.optim.eps,
-        weight_decay=config.optim.weight_decay,
-    )
-    return model, tokenizer, state, step
+    settings = {**vars(config.optim), "lr": saved.get("lr", scheduled)}
+    # No moments lie beside weights that were published without their optimizer.
+    return model, tokenizer, adam_state(load_moments(checkpoint, model), settings), step
 
 
 def probe(

@@ -86,10 +86,10 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> AdamState | 
     names = {parameter: name for name, parameter in model.named_parameters()}
     matrices = optimizer.param_groups[0]  # make_optimizer puts the matrices first
     own = {names[parameter]: optimizer.state[parameter] for parameter in matrices["params"]}
-    return adam_state(own, **{name: matrices[name] for name in ("lr", "betas", "eps", "weight_decay")})
+    return adam_state(own, matrices)
 
 
-def adam_state(own: Mapping[str, Mapping[str, Tensor]], **settings: Any) -> AdamState | None:
+def adam_state(own: Mapping[str, Mapping[str, Tensor]], settings: Mapping[str, Any]) -> AdamState | None:
     """AdamW's state from the moments of its matrices; None before the first step, and for Muon.
 
     Muon's step is not linear in a visit's gradient, and can't be recovered from its momentum.
@@ -100,5 +100,5 @@ def adam_state(own: Mapping[str, Mapping[str, Tensor]], **settings: Any) -> Adam
         exp_avg={name: state["exp_avg"] for name, state in own.items()},
         exp_avg_sq={name: state["exp_avg_sq"] for name, state in own.items()},
         step=int(next(iter(own.values()))["step"]),  # Adam's own count, without skipped steps
-        **settings,
+        **{name: settings[name] for name in ("lr", "betas", "eps", "weight_decay")},
     )
