@@ -56,7 +56,7 @@ VARIANTS = {
     "DeepLoop": Variant({"rule": "deeploop"}),
     "DeepLoop without outer gain": Variant({"rule": "deeploop:outer_gain=off"}),
     "pre-norm": Variant({"rule": "prenorm"}, LOW),
-    "pre-norm 1/N": Variant({"rule": "averaged"}),
+    "averaged": Variant({"rule": "averaged"}),
     "pre-norm, stream renormalised each round": Variant({"rule": "prenorm"}, (1e-3, 3e-3), renormalise=True),
     "post-norm without inner norm": Variant({"rule": "postnorm"}, (1e-3, 3e-3)),
     "flat, four steps only": Variant({}, (4e-3, 6e-3), only_longest=True),

@@ -17,16 +17,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from deeploop.report.plots import INK, RULE_COLOURS, quiet
 from deeploop.report.runs import Run
 from deeploop.report.views import goes_on
+from deeploop.rules import as_rule
 from research.study import runs_of
 from research.tables.long_training import chosen_rates, losses_of_seeds, losses_of_the_search
 
-RULES = {
-    "averaged": "pre-norm 1/N",
-    "factored": "pre-norm λ/(R√K)",
-    "deeploop": "DeepLoop",
-    "flat": "flat",
-    "prenorm": "pre-norm",
-}
+SHOWN = ("averaged", "factored", "deeploop", "flat", "prenorm")
 TRAINED = 4  # steps
 TEXT = "#404040"
 LABEL: dict[str, Any] = {"fontsize": 11, "fontweight": "bold"}
@@ -50,7 +45,8 @@ def draw_rates(axes: Axes, folder: Path) -> None:
     """A rule's losses at every rate of the search, and the mean of its four seeds as a diamond."""
     quiet(axes)
     searched, seeds, rates = losses_of_the_search(folder), losses_of_seeds(folder), chosen_rates(folder)
-    for rule, name in RULES.items():
+    for rule in SHOWN:
+        name = as_rule(rule).label
         colour, curve = RULE_COLOURS[name], searched[rule]
         axes.plot([*curve], [*curve.values()], "-o", color=colour, lw=1.8, ms=4, alpha=0.75)
         axes.plot(rates[rule], fmean(seeds[rule].values()), "D", color=colour, ms=8, mec="white", zorder=3)
@@ -60,7 +56,7 @@ def draw_rates(axes: Axes, folder: Path) -> None:
     axes.plot([], [], "D", color=TEXT, ms=8, mec="white", label="mean of 4 others")
     axes.legend(frameon=False, labelcolor=TEXT, fontsize=10, loc="upper right")
     axes.set_xscale("log", base=2)
-    axes.set_xlim(2e-3, 7.5e-2)
+    axes.set_xlim(3.2e-3, 7.5e-2)
     axes.xaxis.set_major_locator(FixedLocator([8e-3, 1.6e-2, 3.2e-2, 6.4e-2]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

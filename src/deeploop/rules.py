@@ -293,7 +293,7 @@ PRENORM = Rule(
 AVERAGED = replace(
     PRENORM,
     name="averaged",
-    label="pre-norm 1/N",
+    label="averaged",
     colour="#CF6FE0",
     claim="the stream gets the mean of what the N visits add",
     options=("shrink",),
@@ -303,7 +303,7 @@ AVERAGED = replace(
 FACTORED = replace(
     AVERAGED,
     name="factored",
-    label="pre-norm λ/(R√K)",
+    label="factored",
     colour="#8A3324",
     claim="all visits of a block together add as much at every R",
     options=("gain", "shrink"),

@@ -60,7 +60,7 @@ def test_an_iterated_task_is_exported_without_a_tokenizer(tmp_path, capsys):
     assert "AutoTokenizer" not in capsys.readouterr().out
     card = (folder / "README.md").read_text()
     assert "automaton of rule 86, 1 to 3 steps, length 10" in card
-    assert "| residual rule | pre-norm 1/N (`--rule averaged`) |\n| ε | 0.333333 |" in card
+    assert "| residual rule | averaged (`--rule averaged`) |\n| ε | 0.333333 |" in card
     assert "α" not in card
     assert "DeepLoop" not in card
     assert "rounds=200" in card

@@ -13,9 +13,9 @@ from run_folders import write_run, write_sweep
 def test_every_rule_has_a_row(tmp_path):
     cases = {
         "pre-norm": {"rule": "prenorm"},
-        "pre-norm 1/N": {"rule": "averaged"},
-        "pre-norm λ/(R√K)": {"rule": "factored"},
-        "pre-norm λ/(R√K) λ=2": {"rule": "factored:gain=2"},
+        "averaged": {"rule": "averaged"},
+        "factored": {"rule": "factored"},
+        "factored λ=2": {"rule": "factored:gain=2"},
         "DeepLoop p=0.5": {},
         "flat": {"rule": "flat"},
         "flat λ=0.5 + unigram bias": {"rule": "flat:gain=0.5", "model": {"unigram_bias": True}},

@@ -59,7 +59,7 @@ def test_a_table_wider_than_a_phone_has_a_card_for_each_row() -> None:
 
 
 def test_a_rule_keeps_its_colour_whatever_is_added_to_it() -> None:
-    labels = ("pre-norm", "pre-norm 1/N", "pre-norm λ/(R√K)", "flat", "DeepNorm p=0.25", "DeepLoop p=0.5")
+    labels = ("pre-norm", "averaged", "factored", "flat", "DeepNorm p=0.25", "DeepLoop p=0.5")
     found = plots.looks(labels)
     assert [colour for colour, _ in found.values()] == [plots.RULE_COLOURS[plots.rule_of(x)] for x in labels]
     assert {dashes for _, dashes in found.values()} == {"-"}

@@ -142,7 +142,7 @@ def test_every_rule_has_its_delta_against_prenorm_with_the_same_bias(tmp_path, b
     write_run(tmp_path / "other", rule="flat", loss=1.5, model={"unigram_bias": not bias})
     run(ReportArgs((tmp_path,), tmp_path / "out", paper=True))
     table = {row[1]: row[3] for row in rows(tmp_path / "out", "loss-a")}
-    assert table[f"Δ pre-norm 1/N{added} − pre-norm"] == "-0.2500"
+    assert table[f"Δ averaged{added} − pre-norm"] == "-0.2500"
     assert table[f"Δ DeepLoop p=0.5{added} − pre-norm"] == "-0.5000"
     assert not [name for name in table if "Δ flat" in name]
 

@@ -88,7 +88,7 @@ def test_rules_are_compared_without_the_seed_that_picked_the_rates_too(tmp_path)
     text = tables.pairs(tmp_path)
     assert text.startswith("| rule minus flat | R = 4 | R = 16 | R = 16 without seed 0 |")
     found = {key[0]: last for key, last in rows(text).items()}
-    assert found["pre-norm 1/N"] == "+0.2000 (-1.0710 to 1.4710; 2)"
+    assert found["averaged"] == "+0.2000 (-1.0710 to 1.4710; 2)"
     assert found["pre-norm"] == "–"
 
 

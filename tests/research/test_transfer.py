@@ -244,8 +244,8 @@ def test_partial_grids(tmp_path):
         dict.fromkeys((1, 4, 16), 4.6e-3)
     )
     assert rules["flat"].curves[1].seeds == {0}
-    assert rules["pre-norm 1/N"].slope is None
-    assert rules["pre-norm 1/N"].verdict == "open: needs R = 1 and R = 16"
+    assert rules["averaged"].slope is None
+    assert rules["averaged"].verdict == "open: needs R = 1 and R = 16"
 
 
 def test_only_runs_that_agree_in_all_else_are_compared(tmp_path):

@@ -60,8 +60,8 @@ def test_the_header_of_a_language_model():
     [
         ({"rule": "prenorm"}, "pre-norm, x ← x + f(Norm(x)): no scales"),
         ({"rule": "flat", "blocks": 4, "rounds": 5}, "flat, x ← Norm(α·x + f(Norm(x)·g)): α = 10"),
-        ({"rule": "factored", "blocks": 4, "rounds": 5}, "pre-norm λ/(R√K), x ← x + ε·f(Norm(x)): ε = 0.1"),
-        ({"rule": "averaged", "blocks": 4, "rounds": 5}, "pre-norm 1/N, x ← x + ε·f(Norm(x)): ε = 0.05"),
+        ({"rule": "factored", "blocks": 4, "rounds": 5}, "factored, x ← x + ε·f(Norm(x)): ε = 0.1"),
+        ({"rule": "averaged", "blocks": 4, "rounds": 5}, "averaged, x ← x + ε·f(Norm(x)): ε = 0.05"),
         (
             {"rule": "deeploop:beta=off", "blocks": 2, "rounds": 4},
             "DeepLoop p=0.5, no β, x ← Norm(α·x + f(Norm(x))): α = 4",
@@ -70,7 +70,7 @@ def test_the_header_of_a_language_model():
             {"rule": "flat", "blocks": 4, "rounds": 5, "prelude": 1},
             "flat, x ← Norm(α·x + f(Norm(x)·g)): α = 10; prelude (R = 1) α = 1",
         ),
-        ({"rule": "averaged", "blocks": 1, "rounds": 1}, "pre-norm 1/N, x ← x + ε·f(Norm(x)): ε = 1"),
+        ({"rule": "averaged", "blocks": 1, "rounds": 1}, "averaged, x ← x + ε·f(Norm(x)): ε = 1"),
     ],
 )
 def test_the_rule_of_a_block(fields, rule):

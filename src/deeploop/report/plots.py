@@ -103,7 +103,7 @@ class Chart:
 
 # ── Colours ─────────────────────────────────────────────────────────────────────────────────────────────
 def rule_of(label: str) -> str:
-    """The rule that a label begins with, such as "pre-norm 1/N + unigram bias, peak_lr 0.001"."""
+    """The rule that a label begins with, such as "averaged + unigram bias, peak_lr 0.001"."""
     label = re.sub("^(HRM|TRM) ", "", label)
     known = max((rule for rule in RULE_COLOURS if label.startswith(rule)), key=len, default="")
     return known or re.split(r" \+ |, | · ", label)[0]
