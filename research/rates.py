@@ -230,7 +230,7 @@ class Slope:
     value: float
     interval: Interval | None
     of: str
-    """What the interval is over: `3 seeds`, or `the fit` (what least squares over R leave)."""
+    """The source of the interval: `3 seeds`, or `the fit` (what least squares over R leave)."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What lets a loop extrapolate beyond its trained depth: variants of `automaton`, by seed and rate.
+"""Which settings let a loop extrapolate beyond its trained depth: variants of `automaton`, by seed and rate.
 
 python -m research.experiments.depth_study train VARIANT … --out study.json    trains, adds to the file
 python -m research.experiments.depth_study stream RUN … --out stream.json      the stream of runs by depth

@@ -27,7 +27,7 @@ LOSSES = "losses.jsonl"
 
 
 def rows_of(results: Path) -> list[dict[str, Any]]:
-    """What was measured of each run."""
+    """The measurements of each run."""
     lines = (results / "quantization" / LOSSES).read_text().splitlines()
     return [*{row["run"]: row for row in map(json.loads, lines)}.values()]
 
@@ -77,7 +77,7 @@ def rule_table(rows: list[dict[str, Any]]) -> str:
 
 
 def expectation_table(rows: list[dict[str, Any]]) -> str:
-    """What was expected of ratios, as a sum of costs that has a sign: 2 to 4 of the page."""
+    """The expectations for ratios, as a sum of costs that has a sign: 2 to 4 of the page."""
     shallow, deep = min(row["rounds"] for row in rows), max(row["rounds"] for row in rows)
     rules, body = [*dict.fromkeys(row["rule"] for row in rows)], []
     whole = costs(rows, "int4, per channel")

@@ -28,7 +28,7 @@ DESCRIPTIONS = {
     "puzzles.json": "a set of puzzles",
     "run.json": "a run folder",
 }
-"""What a folder of ours is, by the file that says so."""
+"""The kind of a folder, by the file that marks it."""
 LOCK_SECONDS = 1.0
 LARGEST_JSON = 1 << 26
 """Bytes of a file that is parsed whole; the largest of ours are some megabytes."""

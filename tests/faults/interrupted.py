@@ -42,7 +42,7 @@ class Victim:
     """Of the folder with what all share, and of the folder to write."""
     end: Callable[[Path], object]
     refuses_again: Callable[[Path], bool] = lambda out: False
-    """Whether the folder is finished, so that the same command again would be refused."""
+    """True if the folder is finished, so that the same command again would be refused."""
 
 
 def eval_words(shared: Path, out: Path) -> list[str]:
