@@ -26,6 +26,7 @@ from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.chat.template import DEFAULT, encode_segments, find_template
 from deeploop.tasks.iterate.load import load_iterate
 from deeploop.tasks.iterate.problems.examples import held_out
+from deeploop.train.initial import load_export, read_export
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from iterate_runs import make_iterate_config
@@ -291,3 +292,23 @@ def test_an_exported_chat_of_a_pretrained_tokenizer_ends_answers_as_in_training(
     text = theirs.apply_chat_template(messages, tokenize=False)
     assert text.removesuffix("\n") == theirs.decode(trained)
     assert trained[-1] == end
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("words", [257, 300])
+def test_a_resized_export_can_be_started_from(words, dtype, tmp_path):
+    """Its file has a row for each word, the trained model has padding beyond them."""
+    shape = {"width": 32, "heads": 2, "hidden": 32, "context": 16, "tied_head": False, "unigram_bias": True}
+    gpt = LoopedGPT(GPTConfig(blocks=1, rounds=2, vocabulary=257, **shape), seed=1)
+    gpt.output_bias.normal_()
+    resized = deeploop.models.hf.DeepLoopForCausalLM.from_gpt(gpt).to(dtype)
+    resized.resize_token_embeddings(words)
+    resized.save_pretrained(tmp_path)
+    model = LoopedGPT(read_export(tmp_path), seed=2)
+    load_export(model, tmp_path, None)
+    assert model.embedding.weight.shape == (320, 32)
+    tokens = torch.arange(16)[None]
+    ours, theirs = model.logits(model(tokens).states), resized.float()(tokens).logits
+    torch.testing.assert_close(ours[..., :words], theirs)
+    assert (model.output_bias[words:] == model.output_bias[:words].min()).all()

@@ -85,5 +85,5 @@ def test_a_damaged_run_is_left_out(tmp_path, file, field, value):
     runs = find_runs([tmp_path])
     assert "whole" in text(runs, None)
     table, _ = beyond_parts(runs, Histories())
-    assert [row[:3] for row in table.rows] == [["flat + rounds steps", "1", "1/1"]]
+    assert [row[:3] for row in table.rows] == [["flat", "1", "1/1"]]
     make_sections(runs, Histories())

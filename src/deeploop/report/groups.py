@@ -82,9 +82,14 @@ def method(run: Run) -> str:
 
 
 def additions(run: Run) -> str:
-    """Differences from a plain loop at a fixed R trained with AdamW: ` + unigram bias + Muon`."""
+    """Differences from a plain loop trained with AdamW: ` + unigram bias + Muon`.
+
+    Plain is a fixed R, or on an iterated task a round for each step.
+    """
     found = ""
     for name, (usual, words) in ADDED.items():
+        if name == "rounds.sample" and run.stamp.get("task") == "iterate":
+            usual = "steps"
         value = run.fields.get(name, usual)
         if value != usual and applies(run, name):
             found += f" + {words.format(OPTIMIZERS.get(value, value) if name == 'optim.kind' else value)}"

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 Moments = dict[str, dict[str, Tensor]]  # {"blocks.0.w": {"exp_avg": …}}
+OF_WORDS = {"embedding.weight", "head.weight", "output_bias"}  # weights with a row for each word
 
 FORMAT = 1
 GENERATORS = "rng.safetensors"
@@ -176,18 +177,21 @@ def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[
 
 
 def load_weights(
-    model: nn.Module, checkpoint: Path, *, may_lack: str | None = None, prefix: str = ""
+    model: nn.Module, checkpoint: Path, *, may_lack: str | None = None, prefix: str = "", words: int = 0
 ) -> None:
     """Load a checkpoint's weights into `model`, which may be sharded; shapes must agree.
 
     Weights whose names begin with `may_lack` stay as they are where the checkpoint has none of them. Names
-    in the file may begin with a `prefix`.
+    in the file may begin with a `prefix`. A file with exactly `words` rows of the vocabulary gets padding.
     """
     weights = {name.removeprefix(prefix): own for name, own in _load(checkpoint / WEIGHTS).items()}
     state = {name.removeprefix("module."): tensor for name, tensor in model.state_dict().items()}
     if may_lack is not None and not any(name.startswith(may_lack) for name in weights):
         weights |= {name: tensor for name, tensor in state.items() if name.startswith(may_lack)}
     own = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    for name in OF_WORDS & weights.keys() & own.keys():
+        if weights[name].shape[:1] == (words,) and words < own[name][0]:
+            weights[name] = _padded(weights[name], own[name][0] - words)
     with _named(checkpoint):
         check_tensors(weights, own)
     if not is_sharded(model):
@@ -197,6 +201,13 @@ def load_weights(
     from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
     set_model_state_dict(model, dict(weights), options=_whole_tensors())
+
+
+def _padded(rows: Tensor, count: int) -> Tensor:
+    """Add rows of zeros to a matrix, or the lowest value to a bias."""
+    if rows.ndim == 1:
+        return torch.cat((rows, rows.min().expand(count)))
+    return torch.cat((rows, rows.new_zeros(count, *rows.shape[1:])))
 
 
 def load_moments(checkpoint: Path, model: nn.Module) -> Moments:

@@ -154,20 +154,21 @@ def read_export(folder: Path) -> GPTConfig:
         size = (folder / WEIGHTS).stat().st_size
     except OSError as error:
         raise ValueError(f"{folder / WEIGHTS}: can't be read ({error.strerror})") from None
-    if 2 * parameter_count(config) > size:  # in bfloat16
+    padding = (config.padded_vocabulary - config.vocabulary) * (2 * config.width + 1)
+    if 2 * (parameter_count(config) - padding) > size:  # in bfloat16; a resized vocabulary has no padding
         raise ValueError(f"{folder / WEIGHTS}: {size:,} bytes are too few for the model of {path}")
     return config
 
 
 def load_export(model: nn.Module, folder: Path, tokenizer: Tokenizer | None) -> None:
     """Load exported weights into `model`; raise if their tokenizer differs."""
-    read_export(folder)
+    words = read_export(folder).vocabulary
     if tokenizer is not None and not _reads(folder, tokenizer):
         raise ValueError(
             f"init_from={folder}: reads other tokens than {tokenizer.name}; prepare the data with "
             f"--tokenizer {folder}"
         )
-    load_weights(model, folder, prefix="model.", may_lack=GATE)
+    load_weights(model, folder, prefix="model.", may_lack=GATE, words=words)
 
 
 def _reads(folder: Path, tokenizer: Tokenizer) -> bool:
