@@ -338,6 +338,22 @@ def test_accuracy_is_at_the_trained_rounds(made):
     assert absent[3:] == ["1", *[MISSING] * 9]
 
 
+@pytest.mark.parametrize(
+    ("fields", "of_the_paper"),
+    [({}, True), ({"kind": "muon"}, False), ({"model": {"unigram_bias": True}}, False)],
+)
+def test_scores_and_hours_of_the_paper_stand_beside_its_own_methods(tmp_path, fields, of_the_paper):
+    folder = write_run(tmp_path / "run", mfu=0.3, **fields)
+    results = [{"task": task, "shots": 0, "rounds": 3, "acc": 0.5} for task in published.TASKS]
+    record = {"trained_rounds": 3, "results": results, "deviations": []}
+    (folder / "eval.json").write_text(json.dumps({"evaluations": [record]}))
+    run(ReportArgs((folder,), tmp_path / "out", paper=True))
+    (name,) = tables_named(tmp_path / "out", "accuracy")
+    assert ("paper" in [row[0] for row in rows(tmp_path / "out", name)]) is of_the_paper
+    (hours,) = [row[-1] for row in rows(tmp_path / "out", "cost")[1:]]
+    assert (hours != MISSING) is of_the_paper
+
+
 def test_cost_and_its_total(made):
     table = rows(made, "cost")
     deeploop = {row[2]: row for row in table if row[1] == "DeepLoop p=0.5" and row[4] != MISSING}

@@ -19,7 +19,7 @@ from deeploop.report.results import read_evaluations
 from deeploop.report.runs import Run, natural
 from deeploop.report.tables import HERE, MISSING, Table, number
 from deeploop.report.views import speed
-from deeploop.rules import DEEPLOOP, PRENORM, Rule
+from deeploop.rules import DEEPLOOP, PRENORM
 
 PAPER = "paper"
 SWEEPS = ("table1", "downstream", "p-sweep", "hrm-arc")
@@ -136,6 +136,11 @@ def first(cells: Mapping[int, Cell]) -> Run:
     return next(iter(cells.values())).first
 
 
+def papers_name(run: Run) -> str:
+    """The paper's name of a run's method; empty if it has none, as with a unigram bias or Muon."""
+    return run.rule.name if run.rule in OURS and not additions(run) else ""
+
+
 # ── Tables 2 and 4: downstream ──────────────────────────────────────────────────────────────────────────
 Scores = dict[tuple[int, str], float]  # (shots, task) → accuracy in %
 
@@ -159,7 +164,7 @@ def accuracy_table(setup: Setup) -> Table | None:
             for shots in (0, 1) if ours else ():
                 head = [label, str(R), str(shots)]
                 rows.append([HERE, *head, *accuracy_cells(ours, shots)])
-                if any(paper := paper_scores(setup, shots, cell.first.rule, R)):
+                if any(paper := paper_scores(setup, shots, papers_name(cell.first), R)):
                     rows.append([PAPER, *head, *map(printed, paper)])
     if not rows:
         return None
@@ -172,8 +177,7 @@ def accuracy_table(setup: Setup) -> Table | None:
     )
 
 
-def paper_scores(setup: Setup, shots: int, rule: Rule, R: int) -> list[published.Value | None]:
-    name = rule.name if rule in OURS else ""
+def paper_scores(setup: Setup, shots: int, name: str, R: int) -> list[published.Value | None]:
     return [published.ACCURACY.get((size(setup), shots, name, R, task)) for task in (*TASKS, "average")]
 
 
@@ -329,15 +333,15 @@ def arc_label(run: Run, record: dict[str, Any]) -> str:
 
 # ── Appendix D: cost ────────────────────────────────────────────────────────────────────────────────────
 def cost_table(groups: Sequence[Setup]) -> Table | None:
-    """Time per token relative to R = 1, and hours: ours and the paper's, of the cells that the paper has."""
+    """Time per token relative to R = 1, and hours, of the paper's two rules: ours and the paper's."""
     rows = []
     for setup in groups:
         for label, cells in setup.rows.items():
-            rule = first(cells).rule
-            for R, cell in cells.items() if rule in OURS else ():
+            name = papers_name(first(cells))
+            for R, cell in cells.items() if first(cells).rule in OURS else ():
                 own, one = speed(cell), speed(cells[1]) if 1 in cells else None
                 hours = [run.gpu_hours for run in cell.runs if run.gpu_hours is not None]
-                paper, at_one = (published.gpu_hours(size(setup), rule.name, rounds) for rounds in (R, 1))
+                paper, at_one = (published.gpu_hours(size(setup), name, rounds) for rounds in (R, 1))
                 ours = [_ratio(one, own), number(sum(hours) if hours else None, ".3f")]
                 rows.append([setup.letter, label, str(R), *ours, _ratio(paper, at_one), number(paper, ".0f")])
     header = ["set-up", "method", "R", "× R=1", "GPU-hours", "paper: × R=1", "paper: GPU-hours"]
