@@ -672,6 +672,23 @@ def test_set_takes_values_as_they_are_written():
     assert args.overrides() == {"optim.peak_lr": 6e-4, "model.tied_head": False, "init_from": None}
 
 
+@pytest.mark.parametrize(
+    ("recipe", "folder", "words"),
+    [
+        ("tiny", "mine", "text FILE…"),
+        ("tiny", "stdlib", "stdlib"),
+        ("chat", "mine", "chat FILE"),
+        ("hrm-sudoku4", "mine", "pairs FILE"),
+    ],
+)
+def test_missing_data_is_named_with_the_command_that_makes_it(recipe, folder, words, tmp_path, capsys):
+    data = tmp_path / folder
+    grid = {"recipe": recipe, "settings": {"data.path": str(data)}, "axes": {"seed": {"0": {"seed": 0}}}}
+    (tmp_path / "grid.json").write_text(json.dumps(grid))
+    assert main(["sweep", str(tmp_path / "grid.json"), "--out", str(tmp_path / "out")]) == 2
+    assert f"make it with `deeploop prepare {words} --out {data}`" in capsys.readouterr().err
+
+
 def test_a_second_sweep_is_kept_out(tmp_path, grid_file, capsys):
     out = tmp_path / "out"
     out.mkdir()

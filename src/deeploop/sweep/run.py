@@ -29,6 +29,8 @@ from deeploop.tasks.puzzles.recipes import PUZZLES
 from deeploop.terminal import show
 from deeploop.train.stop import StopRequest
 
+OWN = {"chat": "chat FILE", "hrm": "pairs FILE", "trm": "pairs FILE"}  # words of `prepare` for your own data
+
 
 def run(args: SweepArgs) -> int:
     """Run the command; return 1 if a cell failed, 130 if cells are left to run."""
@@ -115,10 +117,13 @@ def check_compare_at(folder: SweepFolder) -> None:
 
 def check_data(folder: SweepFolder) -> None:
     """Raise ValueError for a missing data folder, once for all cells."""
-    for path in sorted({path for config in folder.configs.values() for path in config.folders}):
+    tasks = {path: config.task for config in folder.configs.values() for path in config.folders}
+    for path in sorted(tasks):
         if not path.is_dir():
             known = PUZZLES.get(path.name)
-            corpus = path.name if path.name in ("stdlib", "fineweb-edu") else "text FILE…"
+            corpus = (
+                path.name if path.name in ("stdlib", "fineweb-edu") else OWN.get(tasks[path], "text FILE…")
+            )
             how = f"`deeploop prepare {known.prepare if known else corpus} --out {path}`"
             raise ValueError(f"data.path={path}: no such folder; make it with {how}, or name one with --data")
 
