@@ -176,7 +176,7 @@ def test_a_stack_is_its_blocks(positions, heads):
 
 @pytest.fixture
 def entered(monkeypatch):
-    """The functions that `install.py` installs run on a CPU too, in Triton's interpreter, as on a Hopper GPU."""
+    """Functions that `install.py` installs run on a CPU too, in Triton's interpreter, as on a Hopper GPU."""
     from deeploop.nn.kernels import forward
 
     runs = []
