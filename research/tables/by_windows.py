@@ -3,6 +3,7 @@
 Losses are those of validation windows (research/experiments/window_losses.py).
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -112,24 +113,83 @@ def gain_search_table(results: Path) -> str:
 
 
 # ── What a round is worth ───────────────────────────────────────────────────────────────────────────────
+# Shape → what it is, and its training FLOPs in units of the first one's.
+SHAPES = {
+    "loop1": ("4 blocks, R = 1", 1),
+    "loop3": ("4 blocks, R = 3", 3),
+    "stack12": ("12 blocks", 3),
+    "longer3": ("4 blocks, R = 1, 3 times as long", 3),
+    "loop7": ("4 blocks, R = 7", 7),
+    "stack28": ("28 blocks", 7),
+    "longer7": ("4 blocks, R = 1, 7 times as long", 7),
+}
+COMPARED = (("loop3", "stack12"), ("loop3", "longer3"), ("loop7", "stack28"), ("loop7", "longer7"))
+
+
+def worth_cells(results: Path) -> dict[str, Losses]:
+    """Shape → seed → loss; R = 7 is DeepLoop's of long-training."""
+    loop7 = losses_of_seeds(results / "long-training")["deeploop"]
+    return losses_of_seeds(results / "round-worth") | {"loop7": loop7}
+
+
 def worth_table(results: Path) -> str:
+    """FLOPs and mean losses of the seeds."""
+    cells = worth_cells(results)
+    spread = pooled(cells)
+    rows = [
+        (label, str(flops), f"{fmean(cells[shape].values()):.4f}", str(len(cells[shape])))
+        for shape, (label, flops) in SHAPES.items()
+    ]
+    note = f"Standard deviation of seeds, pooled: {spread.sd:.4f} ({spread.dof} degrees of freedom)."
+    return f"{markdown_table(('model', 'FLOPs', 'nats per byte', 'seeds'), rows)}\n\n{note}"
+
+
+def worth_contrasts_table(results: Path) -> str:
+    rows = [
+        (f"{SHAPES[c.one][0]} − {SHAPES[c.other][0]}", str(c), f"{c.p:.2g}")
+        for c in contrasts(worth_cells(results), COMPARED)
+    ]
+    return markdown_table(
+        ("loop − rival of equal FLOPs", "difference (95%, all four together)", "p (Holm)"), rows
+    )
+
+
+def equivalence(cells: Mapping[str, Losses], rounds: int) -> tuple[float, float]:
+    """Exponent φ of arXiv 2604.21106 and half of its interval, 95% for both rounds together.
+
+    The loop has the loss of a stack of 4·R^φ blocks, interpolated between 4 and 12 over log blocks.
+    """
+    shallow, loop, deep = (cells[shape] for shape in ("loop1", f"loop{rounds}", "stack12"))
+    low, loss, high = (fmean(losses.values()) for losses in (shallow, loop, deep))
+    share = (low - loss) / (low - high)
+    if not 0 <= share <= 1:
+        raise ValueError(f"R = {rounds}: the loss {loss:.4f} is not between those of 4 and of 12 blocks")
+    spread = pooled(cells)
+    variance = (1 - share) ** 2 / len(shallow) + 1 / len(loop) + share**2 / len(deep)
+    half = quantile(1 - 0.025 / 2, spread.dof) * spread.sd * math.sqrt(variance) / (low - high)
+    scale = math.log(3) / math.log(rounds)
+    return share * scale, half * scale
+
+
+def equivalence_table(results: Path) -> str:
+    cells, rows = worth_cells(results), []
+    for rounds in (3, 7):
+        phi, half = equivalence(cells, rounds)
+        blocks = 4 * rounds**phi
+        rows.append((str(rounds), f"{blocks:.1f}", f"{phi:.2f}", f"{phi - half:.2f} to {phi + half:.2f}"))
+    return markdown_table(("R", "blocks of a stack with its loss", "φ", "95%, both together"), rows)
+
+
+def worth_search_table(results: Path) -> str:
     """Loss of the search seed on the windows that did not pick the rate; the loop's is long-training's."""
     found = mean_losses(results / "round-worth" / "search-windows.npz")
     long = mean_losses(results / "long-training" / "search-windows.npz")
-    loops = {
-        name.replace("deeploop", "loop"): loss for name, loss in long.items() if name.startswith("deeploop-")
-    }
-    shapes = {
-        "loop": "4 blocks, R = 7",
-        "stack12": "12 blocks, no loop",
-        "stack28": "28 blocks, no loop",
-    }
-    known = found | loops
+    known = found | {run.replace("deeploop", "loop7"): loss for run, loss in long.items()}
     rows = [
-        (label, *(_loss(known.get(f"{shape}-{trial}-seed100")) for trial in TRIALS))
-        for shape, label in shapes.items()
+        (SHAPES[shape][0], *(_loss(known.get(f"{shape}-{trial}-seed100")) for trial in TRIALS))
+        for shape in ("loop7", "stack12", "stack28", "longer3", "longer7")
     ]
-    return markdown_table(("DeepLoop", *TRIALS), rows)
+    return markdown_table(("model", *TRIALS), rows)
 
 
 # ── The text that no study used ─────────────────────────────────────────────────────────────────────────
@@ -167,6 +227,11 @@ def _loss(loss: float | None) -> str:
 # ── Pages ───────────────────────────────────────────────────────────────────────────────────────────────
 TABLES: dict[str, dict[str, Callable[[Path], str]]] = {
     "gain": {"gains": gains_table, "growths": growths_table, "gain-search": gain_search_table},
-    "round-worth": {"worth": worth_table},
+    "round-worth": {
+        "worth": worth_table,
+        "worth-contrasts": worth_contrasts_table,
+        "equivalence": equivalence_table,
+        "worth-search": worth_search_table,
+    },
     "rfc": {"arms": arms_table, "contrasts": arms_contrasts_table},
 }
