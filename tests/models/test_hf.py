@@ -358,10 +358,17 @@ def test_the_config_speaks_transformers(tmp_path):
     assert again.to_gpt() == config.to_gpt()
     other = DeepLoopConfig(vocab_size=99, num_attention_heads=4, num_key_value_heads=2, head_dim=6)
     assert (other.to_gpt().vocabulary, other.to_gpt().kv_heads, other.to_gpt().head_width) == (99, 2, 6)
+    assert DeepLoopConfig(rotary_scaling=None).to_gpt().rotary_scaling == ()
     other.num_hidden_layers = 24
     assert other.rounds == 2
     with pytest.raises(ValueError, match="num_hidden_layers=7: must be 12 times the rounds"):
         other.num_hidden_layers = 7
+
+
+def test_an_empty_prompt_is_refused(model):
+    for method in (model, model.generate):
+        with pytest.raises(ValueError, match=r"^input_ids: is empty; a new document begins with"):
+            method(torch.zeros(1, 0, dtype=torch.long))
 
 
 def test_ids_beyond_the_vocabulary_are_refused(model):

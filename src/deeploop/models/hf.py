@@ -202,6 +202,8 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
             assert input_ids is not None
             self._check(input_ids)
             inputs_embeds = self.gpt.embedding(input_ids)
+        if not inputs_embeds.shape[1]:
+            raise ValueError("input_ids: is empty; a new document begins with the tokenizer's bos_token_id")
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if (

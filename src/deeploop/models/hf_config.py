@@ -90,5 +90,5 @@ class DeepLoopConfig(PreTrainedConfig):
     def to_gpt(self) -> GPTConfig:
         """The config of the model as it was trained."""
         own = {field.name: getattr(self, field.name) for field in fields(GPTConfig)}
-        own["rotary_scaling"] = tuple(own["rotary_scaling"])  # JSON has lists
+        own["rotary_scaling"] = tuple(own["rotary_scaling"] or ())  # JSON has lists, or null
         return GPTConfig(**own | {"rounds": self.trained_rounds})
