@@ -359,6 +359,8 @@ def test_the_config_speaks_transformers(tmp_path):
     other = DeepLoopConfig(vocab_size=99, num_attention_heads=4, num_key_value_heads=2, head_dim=6)
     assert (other.to_gpt().vocabulary, other.to_gpt().kv_heads, other.to_gpt().head_width) == (99, 2, 6)
     assert DeepLoopConfig(rotary_scaling=None).to_gpt().rotary_scaling == ()
+    with pytest.raises(ValueError, match=r"^rounds='3': must be a whole number$"):
+        DeepLoopConfig(rounds="3").num_hidden_layers  # noqa: B018
     other.num_hidden_layers = 24
     assert other.rounds == 2
     with pytest.raises(ValueError, match="num_hidden_layers=7: must be 12 times the rounds"):

@@ -44,6 +44,14 @@ def register() -> None:
 def require_served(vllm_config: "VllmConfig") -> None:
     """Raise where the model or the engine's settings need what the plugin does not compute."""
     config, parallel = vllm_config.model_config.hf_config, vllm_config.parallel_config
+    overrides = vllm_config.model_config.hf_overrides
+    if isinstance(overrides, dict):
+        settings = type(config)()
+        for name in overrides:
+            if not hasattr(settings, name):
+                raise ValueError(
+                    f"hf_overrides: {name} is not a setting of this model; rounds sets the depth"
+                )
     replace(config.to_gpt(), rounds=config.rounds)  # which checks them
     if config.exit_gate:
         raise ValueError("exit_gate=True: vLLM runs all rounds for every token; export a run without a gate")

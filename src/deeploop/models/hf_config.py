@@ -52,6 +52,8 @@ class DeepLoopConfig(PreTrainedConfig):
     @property
     def num_hidden_layers(self) -> int:
         """Slots of the cache, which `generate` sizes by this: one per visit, or fewer under a budget."""
+        if not isinstance(self.rounds, int):  # engines read this before a model is built
+            raise ValueError(f"rounds={self.rounds!r}: must be a whole number")
         return self._once + self.blocks * min(self.cache_rounds or self.rounds, self.rounds)
 
     @num_hidden_layers.setter
