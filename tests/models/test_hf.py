@@ -373,6 +373,19 @@ def test_an_empty_prompt_is_refused(model):
             method(torch.zeros(1, 0, dtype=torch.long))
 
 
+@torch.no_grad()
+def test_a_cache_of_the_callers_own(model, tokens):
+    """An empty one has no layers; a filled one is of one depth."""
+    cache = transformers.DynamicCache()
+    model(tokens[:, :6], past_key_values=cache)
+    logits = model(tokens[:, 6:], past_key_values=cache).logits
+    torch.testing.assert_close(logits, model(tokens).logits[:, 6:], rtol=0, atol=1e-3)
+    model.set_rounds(2)
+    with pytest.raises(ValueError, match="has 6 slots, the model needs 4 now; use a new cache"):
+        model(tokens, past_key_values=cache)
+    model.set_rounds(3)
+
+
 def test_ids_beyond_the_vocabulary_are_refused(model):
     """The embedding has 320 rows, of which 63 are padding."""
     with pytest.raises(IndexError, match="input_ids=257: must be below the vocabulary's 257"):
