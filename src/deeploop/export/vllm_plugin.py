@@ -64,7 +64,7 @@ def require_served(vllm_config: "VllmConfig") -> None:
         ("pipeline_parallel_size", parallel.pipeline_parallel_size),
     ):
         if size > 1:
-            raise ValueError(f"{name}={size}: must be 1; use --data-parallel-size for several GPUs")
+            raise ValueError(f"{name}={size}: must be 1; run replicas")
     if vllm_config.quant_config is not None:
         raise ValueError(
             f"quantization={vllm_config.model_config.quantization}: must be unset; use bfloat16 weights"
