@@ -73,7 +73,8 @@ def main() -> None:
     theirs.close()
     print(f"{file}: K = {ours.config.blocks}, R = {ours.rounds}")
     print(f"logits: at most {worst:.1e} apart (largest {np.abs(expected).max():.1f})")
-    print(f"greedy tokens: {sum(map(int.__eq__, own, found))} of {len(own)} equal; same ids: {same_ids}")
+    equal = sum(map(int.__eq__, own, found))
+    print(f"greedy tokens: {equal} of {len(own)} equal, {len(set(own))} distinct; same ids: {same_ids}")
     sys.exit(not (worst <= TOLERANCE and own == found and same_ids))
 
 

@@ -52,7 +52,8 @@ def main() -> None:
     same_ids = list(their_tokenizer.encode(text)) == tokenizer.encode(text)
     print(f"{options.folder}: K = {ours.config.blocks}, R = {ours.rounds}, mlx-lm {mlx_lm.__version__}")
     print(f"logits: at most {worst:.1e} apart (largest {np.abs(expected).max():.1f})")
-    print(f"greedy tokens: {sum(map(int.__eq__, own, found))} of {count} equal; tokenizer agrees: {same_ids}")
+    equal = sum(map(int.__eq__, own, found))
+    print(f"greedy tokens: {equal} of {count} equal, {len(set(own))} distinct; tokenizer agrees: {same_ids}")
     sys.exit(not (worst <= TOLERANCE and own == found and same_ids))
 
 

@@ -358,10 +358,32 @@ def test_the_config_speaks_transformers(tmp_path):
     assert again.to_gpt() == config.to_gpt()
     other = DeepLoopConfig(vocab_size=99, num_attention_heads=4, num_key_value_heads=2, head_dim=6)
     assert (other.to_gpt().vocabulary, other.to_gpt().kv_heads, other.to_gpt().head_width) == (99, 2, 6)
+    assert DeepLoopConfig(rotary_scaling=None).to_gpt().rotary_scaling == ()
+    with pytest.raises(ValueError, match=r"^rounds='3': must be a whole number$"):
+        DeepLoopConfig(rounds="3").num_hidden_layers  # noqa: B018
     other.num_hidden_layers = 24
     assert other.rounds == 2
     with pytest.raises(ValueError, match="num_hidden_layers=7: must be 12 times the rounds"):
         other.num_hidden_layers = 7
+
+
+def test_an_empty_prompt_is_refused(model):
+    for method in (model, model.generate):
+        with pytest.raises(ValueError, match=r"^input_ids: is empty; a new document begins with"):
+            method(torch.zeros(1, 0, dtype=torch.long))
+
+
+@torch.no_grad()
+def test_a_cache_of_the_callers_own(model, tokens):
+    """An empty one has no layers; a filled one is of one depth."""
+    cache = transformers.DynamicCache()
+    model(tokens[:, :6], past_key_values=cache)
+    logits = model(tokens[:, 6:], past_key_values=cache).logits
+    torch.testing.assert_close(logits, model(tokens).logits[:, 6:], rtol=0, atol=1e-3)
+    model.set_rounds(2)
+    with pytest.raises(ValueError, match="has 6 slots, the model needs 4 now; use a new cache"):
+        model(tokens, past_key_values=cache)
+    model.set_rounds(3)
 
 
 def test_ids_beyond_the_vocabulary_are_refused(model):

@@ -88,6 +88,11 @@ class DeepLoopForCausalLM(nn.Module):
         for name, tensor in weights:
             if name not in own:
                 raise ValueError(f"{name}: is not a weight of the model in config.json; export the run again")
+            has, needs = tuple(tensor.shape), tuple(own[name].shape)
+            if has != needs:
+                raise ValueError(
+                    f"{name}: has shape {has}, by config.json it is {needs}; export the run again"
+                )
             default_weight_loader(own[name], tensor)
             loaded.add(name)
         if lacking := own.keys() - loaded:

@@ -44,6 +44,14 @@ def register() -> None:
 def require_served(vllm_config: "VllmConfig") -> None:
     """Raise where the model or the engine's settings need what the plugin does not compute."""
     config, parallel = vllm_config.model_config.hf_config, vllm_config.parallel_config
+    overrides = vllm_config.model_config.hf_overrides
+    if isinstance(overrides, dict):
+        settings = type(config)()
+        for name in overrides:
+            if not hasattr(settings, name):
+                raise ValueError(
+                    f"hf_overrides: {name} is not a setting of this model; rounds sets the depth"
+                )
     replace(config.to_gpt(), rounds=config.rounds)  # which checks them
     if config.exit_gate:
         raise ValueError("exit_gate=True: vLLM runs all rounds for every token; export a run without a gate")
@@ -56,7 +64,7 @@ def require_served(vllm_config: "VllmConfig") -> None:
         ("pipeline_parallel_size", parallel.pipeline_parallel_size),
     ):
         if size > 1:
-            raise ValueError(f"{name}={size}: must be 1; use --data-parallel-size for several GPUs")
+            raise ValueError(f"{name}={size}: must be 1; run replicas")
     if vllm_config.quant_config is not None:
         raise ValueError(
             f"quantization={vllm_config.model_config.quantization}: must be unset; use bfloat16 weights"

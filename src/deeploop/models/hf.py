@@ -202,6 +202,8 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
             assert input_ids is not None
             self._check(input_ids)
             inputs_embeds = self.gpt.embedding(input_ids)
+        if not inputs_embeds.shape[1]:
+            raise ValueError("input_ids: is empty; a new document begins with the tokenizer's bos_token_id")
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if (
@@ -212,6 +214,8 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
             use_cache = False
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
+        if past_key_values is not None:
+            _require_slots(past_key_values, self.config.num_hidden_layers)
         if position_ids is None:
             position_ids = _positions(inputs_embeds, attention_mask, past_key_values)
         mask = create_causal_mask(
@@ -274,7 +278,7 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
         gpt = self.gpt
         if not torch.compiler.is_compiling():
             # A static cache is compiled later, when no table can grow.
-            room = cache.get_max_length() if isinstance(cache, Cache) else 0
+            room = cache.get_max_length() if isinstance(cache, Cache) and cache.layers else 0
             longest = max(int(positions.max()) + 1, room)
             if longest > len(gpt.cos):
                 self._lengthen(longest)
@@ -384,6 +388,13 @@ class DeepLoopForCausalLM(DeepLoopPreTrainedModel, GenerationMixin):
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
+
+
+def _require_slots(cache: Cache, visits: int) -> None:
+    """Refuse a cache that was filled at another depth; one that is still empty may have no layers."""
+    slots = len(cache.layers)
+    if slots not in (0, visits):
+        raise ValueError(f"past_key_values: has {slots} slots, the model needs {visits} now; use a new cache")
 
 
 def _positions(embedded: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:

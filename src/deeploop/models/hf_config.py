@@ -52,6 +52,8 @@ class DeepLoopConfig(PreTrainedConfig):
     @property
     def num_hidden_layers(self) -> int:
         """Slots of the cache, which `generate` sizes by this: one per visit, or fewer under a budget."""
+        if not isinstance(self.rounds, int):  # engines read this before a model is built
+            raise ValueError(f"rounds={self.rounds!r}: must be a whole number")
         return self._once + self.blocks * min(self.cache_rounds or self.rounds, self.rounds)
 
     @num_hidden_layers.setter
@@ -90,5 +92,5 @@ class DeepLoopConfig(PreTrainedConfig):
     def to_gpt(self) -> GPTConfig:
         """The config of the model as it was trained."""
         own = {field.name: getattr(self, field.name) for field in fields(GPTConfig)}
-        own["rotary_scaling"] = tuple(own["rotary_scaling"])  # JSON has lists
+        own["rotary_scaling"] = tuple(own["rotary_scaling"] or ())  # JSON has lists, or null
         return GPTConfig(**own | {"rounds": self.trained_rounds})
