@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import shlex
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import pytest
@@ -12,6 +13,7 @@ import deeploop
 from deeploop.cli import main
 from deeploop.runs.folder import load_reasoner_config
 from deeploop.runs.packed import opened, subfolders
+from deeploop.sweep.grid import read_grid
 from research import DOCS, ROOT
 
 TEXT = (DOCS / "paper.md").read_text(encoding="utf-8")
@@ -64,6 +66,28 @@ def test_the_row_of_table_3_has_the_papers_alpha():
     alphas = [load_reasoner_config(opened(run)).model.scales_of("L").alpha for run in runs]
     assert alphas == pytest.approx([12**0.5] * 2)
     assert "α = 3.46" in row["what"]
+
+
+def test_sudoku6_says_which_cells_have_another_alpha():
+    """2 + 2 blocks: the paper's α is 3.46 at C_L = 2 and 6 at 8; 0.2.0 trained the last call at 2.83."""
+    folder = DOCS / "results" / "sudoku6"
+    page, found = (folder / "README.md").read_text(encoding="utf-8"), {}
+    for cell in read_grid(folder / "grid.toml").cells():
+        model = cell.config().model
+        if model.rule == "deeploop":
+            both = (
+                f"{one.N}, {one.scales_of('L').alpha:.3g}"
+                for one in (model, replace(model, depth_from="cycles"))
+            )
+            found[model.low_cycles, model.horizon] = [*both]
+    assert found == {
+        (2, "last_call"): ["4, 2.83", "6, 3.46"],
+        (2, "last_cycle"): ["6, 3.46", "6, 3.46"],
+        (8, "last_call"): ["4, 2.83", "18, 6"],
+        (8, "last_cycle"): ["18, 6", "18, 6"],
+    }
+    for (C_L, horizon), (here, papers) in found.items():
+        assert f"| {C_L} | {horizon.replace('_', ' ')} | {here} | {papers} |" in page
 
 
 def test_the_code_is_where_the_page_says():
