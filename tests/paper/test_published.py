@@ -46,7 +46,7 @@ KNOWN = {
     "+3.25 is roughly a 6σ effect",  # 6.5σ for one run, 4.6σ for a difference of two
     "the published HRM has M_g = 24",  # its code has 16
 }
-# "Approximately 3,700" and "roughly 6σ" hold loosely; averages, as printed or as means of the printed tasks; at
+# "Approximately 3,700" and "roughly 6σ" hold loosely; averages, as printed or as means of the tasks; at
 # R > 1 all settings are ahead but one, at an intermediate R.
 ONE_READING = {
     "abstract: averages improve in all but one of the evaluated settings",
