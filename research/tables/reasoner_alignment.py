@@ -36,7 +36,7 @@ def kappas(results: Path) -> str:
 
 
 def exponents(results: Path) -> str:
-    """γ of κ_g ~ C_L^γ, and the exponent (1 + γ)/4 that it asks for, where the paper's aligned case has γ = 1."""
+    """γ of κ_g ~ C_L^γ and the exponent (1 + γ)/4 that it asks for; the aligned case has γ = 1."""
     gammas = [1.0, *(stage["gamma"]["κ_g(L)"]["gamma"] for stage in stages(results))]
     asked = [exponent_threshold(min(1.0, max(0.0, gamma))) for gamma in gammas]
     rows = [
