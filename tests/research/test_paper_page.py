@@ -14,6 +14,7 @@ from deeploop.cli import main
 from deeploop.runs.folder import load_reasoner_config
 from deeploop.runs.packed import opened, subfolders
 from deeploop.sweep.grid import read_grid
+from deeploop.tasks.recipes import get_recipe
 from research import DOCS, ROOT
 
 TEXT = (DOCS / "paper.md").read_text(encoding="utf-8")
@@ -88,6 +89,34 @@ def test_sudoku6_says_which_cells_have_another_alpha():
     }
     for (C_L, horizon), (here, papers) in found.items():
         assert f"| {C_L} | {horizon.replace('_', ' ')} | {here} | {papers} |" in page
+
+
+def words_of(path):
+    return " ".join(path.read_text(encoding="utf-8").split())
+
+
+def test_readme_says_of_the_gain_what_its_intervals_say():
+    page = (DOCS / "results" / "gain" / "README.md").read_text(encoding="utf-8")
+    growths = re.findall(r"^\| (\d to \d) \| \S+ \| (\S+) to (\S+) \|", page, re.M)
+    shown = {name: float(low) > 0 for name, low, _ in growths}
+    assert shown == {"1 to 3": True, "3 to 7": False, "1 to 7": True}
+    said = "over pre-norm [grows](docs/results/gain) from R = 1 to 3; 3 to 7: undecided."
+    assert said in words_of(ROOT / "README.md")
+
+
+def test_collapses_without_the_bias_are_told_with_their_ramps():
+    """Nine collapsed, at 80 to 400 times the recipes' ramp, at which ten of ten escaped."""
+    recipe = get_recipe("gpt2-small").optim
+    cells = read_grid(DOCS / "results" / "bias" / "grid.toml").cells()
+    optims = [
+        cell.config().optim for cell in cells if (cell.axes["rule"], cell.axes["bias"]) == ("deeploop", "no")
+    ]
+    ramp = recipe.peak_lr / recipe.warmup_steps
+    assert sorted(round(one.peak_lr / one.warmup_steps / ramp) for one in optims) == [200, 200, 400, 400]
+    said = "Four of these runs are DeepLoop with a warm-up 200 to 400 times as steep as the recipe's"
+    assert said in words_of(DOCS / "paper.md")
+    for page in ("paper.md", "rules.md", "results/bias/README.md"):
+        assert "ten of ten" in words_of(DOCS / page)
 
 
 def test_the_code_is_where_the_page_says():
