@@ -24,6 +24,7 @@ from research.tables import (
     long_training,
     paper,
     quantization,
+    reasoner_alignment,
     recommend,
     recurrent,
     rules,
@@ -34,7 +35,15 @@ PAGES: dict[str, Tables] = {
     **paper.TABLES,
     **{
         f"results/{name}/README.md": tables
-        for module in (rules, long_training, by_windows, iterated, recurrent, quantization)
+        for module in (
+            rules,
+            long_training,
+            by_windows,
+            iterated,
+            recurrent,
+            quantization,
+            reasoner_alignment,
+        )
         for name, tables in module.TABLES.items()
     },
 }

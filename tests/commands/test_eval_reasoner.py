@@ -16,7 +16,8 @@ from deeploop.report import results
 from deeploop.report.beside_paper import arc_table
 from deeploop.report.runs import find_runs
 from deeploop.runs.folder import require_checkpoint
-from deeploop.sweep.grid import configure
+from deeploop.sweep.cells import SweepFolder
+from deeploop.sweep.grid import configure, named_grid
 from deeploop.tasks.puzzles import evaluate as eval_reasoner
 from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
 from deeploop.tasks.puzzles.data.arc import ArcTask, build_arc
@@ -178,6 +179,33 @@ def test_votes_on_arc_end_in_the_papers_table(trained, tmp_path, command, hashed
     page = (run / "gallery.html").read_text()
     assert page.count("<article>") == 2
     assert "c&lt;i&gt;" in page
+
+
+def test_a_cell_of_hrm_arc_is_trained_then_votes(trained, tmp_path):
+    """The commands that `deeploop sweep hrm-arc` starts for a cell, run here."""
+    small = {f"model.{name}": value for name, value in SHAPE.items()}
+    small |= {"model.high_blocks": 1, "model.low_blocks": 1, "halting.segments": 2, "data.test_examples": 2}
+    small |= {"data.path": str(trained / "arc"), "optim.batch": 4, "optim.steps": 2, "device.kind": "cpu"}
+    grid = named_grid("hrm-arc", "paper")
+    *_, cell = grid.cells(small)
+    folder = SweepFolder(tmp_path / "sweep", grid, [cell])
+    folder.write()
+    commands = []
+    while command := folder.next_command(cell):
+        commands.append(command[3])
+        assert main(command[3:]) == 0
+    assert (cell.name, commands) == ("deeploop-seed3", ["train", "eval"])
+    (record,) = results.read(folder.files(cell) / "eval.json")
+    assert record["ladder"].keys() == {"1", "2", "10", "100", "1000"}
+
+
+def test_a_sweep_says_what_is_not_the_papers_before_it_trains(trained, capsys):
+    assert main(["sweep", "hrm-arc", "--data", str(trained / "arc"), "--dry-run"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: built from 3 tasks, not the paper's 960: without ConceptARC, "
+        "which --concept-arc of `deeploop prepare arc` adds",
+        "warning: at most 5 augmented views of a task, not the paper's 1,000",
+    ]
 
 
 def test_views_and_gallery_can_be_limited(trained, tmp_path, command):

@@ -38,7 +38,7 @@ KNOWN = {
     "small 0-shot R=5: average moves by +0.15",  # +0.16 from printed averages
     "medium 1-shot R=1: average moves by -0.16",  # −0.154 from tasks
     "equal means are printed alike",  # 48.125 twice: 48.12 and 48.13
-    "abstract: averages improve in all but one of the evaluated settings",  # 4 of 14 are worse
+    "abstract: averages improve in all but one of the evaluated settings",  # 4 of 14 are worse, 1 at R > 1
     "averages move in favour as depth grows, one intermediate exception",  # small 0-shot +0.23 +1.31 +0.15
     "90 minutes on 4 GPUs reach roughly 2,700 steps",  # the cost table: about 6,700
     "small R=5: wall-clock × GPUs = GPU-hours",  # 4 × 35 = 140, printed 145
@@ -46,8 +46,11 @@ KNOWN = {
     "+3.25 is roughly a 6σ effect",  # 6.5σ for one run, 4.6σ for a difference of two
     "the published HRM has M_g = 24",  # its code has 16
 }
-# "Approximately 3,700" and "roughly 6σ" hold loosely; averages, as printed or as means of the printed tasks.
+# "Approximately 3,700" and "roughly 6σ" hold loosely; averages, as printed or as means of the tasks; at
+# R > 1 all settings are ahead but one, at an intermediate R.
 ONE_READING = {
+    "abstract: averages improve in all but one of the evaluated settings",
+    "averages move in favour as depth grows, one intermediate exception",
     "small 0-shot R=5: average moves by +0.15",
     "medium 1-shot R=1: average moves by -0.16",
     "the 16 cells sum to 3,700 GPU-hours",
@@ -138,9 +141,12 @@ def claims_on_accuracy():
 
 def claims_on_comparisons():
     worse = [moves(size, shots, R) < 0 for size, shots, rounds in SERIES for R in rounds]
-    looped = [moves(size, shots, R) < 0 for size, shots, rounds in SERIES for R in rounds if R > 1]
+    looped = [
+        rounds[-1] == R for size, shots, rounds in SERIES for R in rounds[1:] if moves(size, shots, R) < 0
+    ]
     yield "abstract: averages improve in all but one of the evaluated settings", sum(worse) == 1
-    yield "averages improve in all but one of the looped settings", sum(looped) == 1
+    yield "averages improve in all but one of the looped settings", len(looped) == 1
+    yield "the looped setting that is worse is at an intermediate R", looped == [False]
     falls = []  # below where R=1 stood: is it at the last R of its series?
     for size, shots, rounds in SERIES:
         path = [moves(size, shots, R) for R in rounds]
@@ -257,9 +263,9 @@ def test_all_but_the_known_twelve_hold():
     assert {name for name, holds in found.items() if not holds} == KNOWN
     assert KNOWN > ONE_READING
     counts = [len(found), len(KNOWN - ONE_READING), len(ONE_READING)]
-    assert [round(counts[0], -1), *counts[1:]] == [160, 8, 4]
+    assert [round(counts[0], -1), *counts[1:]] == [160, 6, 6]
     page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text(encoding="utf-8")
-    assert "Of some 160 in the paper, eight contradict them and four hold under one reading only" in page
+    assert "Of some 160 in the paper, six contradict them and six hold under one reading only" in page
 
 
 def test_every_claim_can_fail(monkeypatch):

@@ -183,6 +183,18 @@ def test_reasoners_are_the_recipes_of_both_methods(scale):
 
 
 @pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", ["hrm-arc", "depth"])
+def test_reasoners_have_the_papers_alpha(name, scale):
+    """N is N_g = K_H + C_L·K_L even if only the last calls have gradients; `full` has that C times."""
+    models = [cell.config().model for cell in named_grid(name, scale).cells()]
+    for model in (model for model in models if model.rule == "deeploop"):
+        depth = model.high_blocks + model.low_cycles * model.low_blocks
+        depth *= model.cycles if model.horizon == "full" else 1
+        for module in "HL":
+            assert model.scales_of(module)[:2] == pytest.approx(((2 * depth) ** 0.5, (8 * depth) ** -0.5))
+
+
+@pytest.mark.parametrize("scale", SCALES)
 def test_depth_has_no_graph_twice(scale):
     configs = [cell.config() for cell in named_grid("depth", scale).cells()]
     graphs = {(c.model.rule, str(c.model.schedule)) for c in configs}

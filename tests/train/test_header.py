@@ -107,6 +107,20 @@ def test_the_header_of_reasoners():
 
 
 @pytest.mark.parametrize(
+    ("recipe", "N", "alpha", "beta"),
+    [
+        ("hrm-arc1-deeploop", 12, 4.899, 0.1021),  # section 5.3: N_g = 12
+        ("hrm-sudoku", 12, 4.899, 0.1021),
+        ("hrm-sudoku4-deeploop", 6, 3.464, 0.1443),  # 2 + 2 blocks
+    ],
+)
+def test_recipes_take_the_papers_depth(recipe, N, alpha, beta):
+    config = get_recipe(recipe)
+    rule = lines(replace(config, model=replace(config.model, rule="deeploop")))["rule"]
+    assert rule.endswith(f"at N = {N} (the paper's N_g): α = {alpha}, β = {beta}")
+
+
+@pytest.mark.parametrize(
     ("fields", "rule"),
     [
         ({}, f"DeepLoop p=0.5, {EQUATION} at N = 12 (the paper's N_g): α = 4.899, β = 0.1021"),

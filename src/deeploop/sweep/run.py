@@ -25,6 +25,7 @@ from deeploop.sweep.grid import Cell, Grid, named_grid, read_grid
 from deeploop.sweep.launch import Local, local_slots
 from deeploop.sweep.tuning import tuned
 from deeploop.tasks.language.vocabulary import corpus_of_other_vocabulary
+from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 from deeploop.tasks.puzzles.recipes import PUZZLES
 from deeploop.terminal import show
 from deeploop.train.stop import StopRequest
@@ -58,6 +59,8 @@ def run(args: SweepArgs) -> int:
         print(f"{budget.table(grid, cells, args.utilization)}\ncells  {folder.out}")
         try:
             check_data(folder)
+            for text in data_differences(folder):
+                show(f"warning: {text}", file=sys.stderr)
         except ValueError as error:  # costs are counted without a corpus
             show(error, file=sys.stderr)
         return 0
@@ -126,6 +129,19 @@ def check_data(folder: SweepFolder) -> None:
             )
             how = f"`deeploop prepare {known.prepare if known else corpus} --out {path}`"
             raise ValueError(f"data.path={path}: no such folder; make it with {how}, or name one with --data")
+
+
+def data_differences(folder: SweepFolder) -> list[str]:
+    """How the ARC sets of the cells, and their epochs of them, differ from the paper's."""
+    from deeploop.tasks.puzzles.data.sets import PuzzleSet  # imported here: --help needs no numpy
+    from deeploop.tasks.puzzles.task import arc_differences
+
+    reasoners = [config for config in folder.configs.values() if isinstance(config, ReasonerTrainConfig)]
+    found = [
+        arc_differences(PuzzleSet.open(config.data.path), config.optim.steps, config.optim.batch)
+        for config in reasoners
+    ]
+    return [*dict.fromkeys(text for texts in found for text in texts)]
 
 
 def show_done(folder: SweepFolder, record: SweepRecord, args: SweepArgs) -> int:
