@@ -39,3 +39,10 @@ def test_a_round_is_compared_with_equal_flops_on_the_same_windows():
         shape: 4 if shape == "loop7" else 2 for shape in by_windows.SHAPES
     }
     assert all(by_windows.SHAPES[a][1] == by_windows.SHAPES[b][1] for a, b in by_windows.COMPARED)
+
+
+def test_a_parabola_through_the_stacks_finds_their_own_blocks():
+    cells = {shape: {2: loss} for shape, loss in {"loop1": 1.2, "stack12": 1.1, "stack28": 1.05}.items()}
+    cells["loop3"], cells["loop7"] = cells["stack12"], cells["stack28"]
+    assert by_windows.equivalence_on_a_curve(cells, 3) == pytest.approx(1)  # 12 blocks = 4 * 3
+    assert by_windows.equivalence_on_a_curve(cells, 7) == pytest.approx(1)
