@@ -1,6 +1,7 @@
 """The command line: `deeploop COMMAND …`. A command is a line of `DIRECT`, or a `main` in `commands`.
 
-Mistakes of the user end in one line on stderr, with a code of `exits.py`; DEEPLOOP_TRACEBACK=1 shows where.
+A user's mistake ends in one line on stderr, with a code of `exits.py`; DEEPLOOP_TRACEBACK=1 shows where it
+was raised.
 """
 
 import io
@@ -102,7 +103,7 @@ Each command has --help; -V, --version. More: README.md
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command; returns the exit code."""
+    """Run one command and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -129,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _message(error: Exception) -> str:
-    """One line; of an OSError the file and what is the matter, without Python's number for it."""
+    """Format an error in one line; for an OSError the file and the reason, without Python's number for it."""
     text = str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         text = f"{error.filename}: {error.strerror}"
@@ -158,7 +159,7 @@ def _is_device_memory(error: Exception) -> bool:
 
 
 def _command(arguments: list[str]) -> Callable[[list[str]], int] | None:
-    """The command that is asked for, imported; None where the answer was printed here."""
+    """Import and return the command that is asked for; None if the answer was printed here."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return None

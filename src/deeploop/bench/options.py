@@ -27,7 +27,9 @@ UNTIMED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class BenchArgs:
-    """Tokens per second, model FLOP/s, share of the matrix-product ceiling, compile time and peak memory."""
+    """Measure tokens per second, model FLOP/s, share of the matrix-product ceiling, compile time and peak
+    memory.
+    """
 
     recipes: tuple[str, ...] = ("gpt2-small",)
     """Recipes to time; a reasoner's needs --data."""
@@ -76,7 +78,7 @@ class BenchArgs:
         self._check_recipes()
 
     def _check_mode(self) -> None:
-        """Raise for an option that what is timed does not have."""
+        """Raise ValueError for an option that the chosen mode does not have."""
         other = OF_TRAINING if self.decode else OF_DECODING
         for option in fields(self):
             value = getattr(self, option.name)

@@ -56,7 +56,7 @@ class PlanArgs:
 
 
 def run(args: PlanArgs) -> str:
-    """The text that `deeploop plan` prints."""
+    """Return the text that `deeploop plan` prints."""
     chosen = parse(args.rule, "--rule")
     rule, other = chosen.law or DEEPLOOP, None if chosen.is_paper else chosen
     given = tuple(name for name in LOOP + HIERARCHY if getattr(args, name) is not None)
@@ -83,7 +83,7 @@ def run(args: PlanArgs) -> str:
 
 
 def refuse(args: PlanArgs, names: Iterable[str], needed: Iterable[str]) -> None:
-    """Raise where one of these options is given, which go with others."""
+    """Raise ValueError if one of these options is given; they are valid only with the `needed` ones."""
     for name in names:
         if (value := getattr(args, name)) != getattr(PlanArgs, name):
             raise ValueError(f"{flags([name])} {value}: goes with {flags(needed, ' and ')}")

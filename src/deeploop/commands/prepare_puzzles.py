@@ -1,4 +1,4 @@
-"""Tasks, files and generators to a puzzle folder: `deeploop prepare arc | sudoku | maze | pairs`.
+"""`deeploop prepare arc | sudoku | maze | pairs`: build a puzzle folder from tasks, files or generators.
 
 A folder that already holds the same build is left as it is; one that holds anything else is refused.
 """
@@ -34,7 +34,7 @@ from deeploop.tasks.puzzles.data.sudoku_files import SudokuFiles, build_from_fil
 
 @dataclass(frozen=True, kw_only=True)
 class PreparePuzzles(ABC):
-    """Options of all kinds of puzzles; the first line of a subclass's docstring is listed."""
+    """Options of all kinds of puzzles; --help lists the first line of a subclass's docstring."""
 
     out: Path
     """The puzzle folder to write."""
@@ -84,7 +84,7 @@ class PrepareArc(PreparePuzzles):
 
     @cached_property
     def chosen(self) -> list[ArcTask]:
-        """The tasks, read once."""
+        """Return the tasks, which are read once."""
         tasks = arc_tasks() + (concept_tasks(self.concept_arc) if self.concept_arc else [])
         if self.tasks is None:
             return tasks
@@ -190,7 +190,7 @@ class PreparePairs(PreparePuzzles):
 
 
 def run(args: PreparePuzzles) -> str:
-    """Does what a `deeploop prepare` command asks for; returns a summary to print."""
+    """Run a `deeploop prepare` command for puzzles, and return a summary to print."""
     found = _prepared(args.out, args.settings())
     if found is not None:
         return f"already prepared: {_summary(found)}"
@@ -213,7 +213,7 @@ def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:
 
 
 def _check_place(out: Path) -> None:
-    """Make the folder's parent; raises where nothing can be written, before minutes of work."""
+    """Make the folder's parent; raise if nothing can be written there, before minutes of work."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out.parent):

@@ -1,4 +1,4 @@
-"""The source of a module, and of what it imports of this package, as one flat folder.
+"""Write the source of a module, and of the deeploop modules that it imports, as one flat folder.
 
 transformers runs the code in a model's folder (`trust_remote_code=True`), but only files that lie side by
 side and import each other relatively. So deeploop/nn/cache.py becomes deeploop_nn_cache.py, and

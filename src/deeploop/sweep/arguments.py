@@ -37,7 +37,7 @@ class SlurmConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepArgs:
-    """Runs a grid of training runs: a sweep of the paper, one of ours, or one from a file."""
+    """Run a grid of training runs: a sweep of the paper, one of ours, or one from a file."""
 
     name: Positional[str]
     """A sweep's name (`deeploop sweep` lists them), or a file of your own (.toml, .json)."""
@@ -83,7 +83,7 @@ class SweepArgs:
             raise ValueError(f"utilization={self.utilization}: must be above 0 and at most 1")
 
     def overrides(self) -> dict[str, Any]:
-        """--set and --data as settings."""
+        """Return --set and --data as settings."""
         found: dict[str, Any] = {}
         for word in self.set:
             path, equals, text = word.partition("=")
@@ -94,7 +94,7 @@ class SweepArgs:
 
 
 def _value(text: str) -> Any:
-    """A value of the command line: a JSON one where it reads as such, else the word itself."""
+    """Parse a value of the command line: as JSON if possible, else the word itself."""
     try:
         return parse_json(text)
     except ValueError:
