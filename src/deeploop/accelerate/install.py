@@ -46,7 +46,7 @@ class LowPrecision:
     fp8: bool = False
     """The blocks' products in FP8."""
     bf16_stream: bool = False
-    """The residual stream in bf16 in place of fp32."""
+    """The residual stream in bf16 instead of fp32."""
 
 
 BF16 = LowPrecision()

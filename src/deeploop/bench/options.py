@@ -38,7 +38,7 @@ class BenchArgs:
     micro_batch: tuple[int, ...] = ()
     """Sequences per step of a language model; unset: the recipe's micro-batch. A reasoner keeps its batch."""
     precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
-    """As --device.precision; fp8 is timed beside bf16 in the same run."""
+    """As --device.precision; fp8 is timed together with bf16."""
     stream: Literal["fp32", "bf16"] = "fp32"
     """As --device.stream."""
     recompute: Literal["off", "round", "block"] = "off"
@@ -48,7 +48,7 @@ class BenchArgs:
     steps: int = 10
     """Steps that are timed, after three that are not."""
     decode: bool = False
-    """Time decoding in place of training: tokens per second, share of the memory bandwidth, transformers."""
+    """Time decoding instead of training: tokens per second, share of the memory bandwidth, transformers."""
     batch: tuple[int, ...] = (1, 64)
     """Sequences that are decoded together, with --decode."""
     prompt_tokens: int = 128

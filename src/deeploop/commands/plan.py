@@ -44,13 +44,13 @@ class PlanArgs:
     low_cycles: int | None = None
     """Runs C_L of the low-level module in each cycle."""
     horizon: Horizon = "last_cycle"
-    """Which of a hierarchy's visits stand in the training graph."""
+    """Visits of a hierarchy that are in the training graph."""
     depth_from: DepthFrom = "cycles"
     """A hierarchy's N: cycles, the paper's, all blocks of the last cycle; graph, those with gradients."""
     rule: str = "deeploop"
     """The --rule of train, such as deepnorm, deeploop:p=0.3 or flat."""
     high_p: float | None = None
-    """A hierarchy's exponent of H, where it is not that of L."""
+    """Exponent of a hierarchy's module H, if it differs from L's."""
     json: bool = False
     """Print one JSON object instead of a table."""
 

@@ -16,7 +16,7 @@ from deeploop.tasks.chat.template import find_template
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareChat:
-    """Conversations to fine-tune on: .jsonl (also .gz, .xz) with `messages`, or `prompt` and `response`."""
+    """Conversations to fine-tune on: .jsonl with `messages`, or `prompt` and `response`."""
 
     file: Positional[Path]
     """A line per conversation: {"messages": [{"role": …, "content": …}, …]}, or a prompt and a response."""

