@@ -1,9 +1,9 @@
 """The exit codes of `deeploop`, on which sweeps act, and an error with a code of its own.
 
 0    done
-1    some of the work failed (cells of a sweep), or a defect of ours, with a traceback
+1    some of the work failed (cells of a sweep), or a bug in deeploop, with a traceback
 2    a mistake in what was asked for or in a file: one line on stderr
-75   a device's memory is full: one line too; beside fewer neighbours the same command may work
+75   a device's memory is full: one line too; with fewer processes on it the same command may work
 130  interrupted by Ctrl-C, after a training has saved; or cells of a sweep are left: run it again
 143  a training was stopped by SIGTERM, and has saved (129: by SIGHUP)
 """

@@ -23,7 +23,7 @@ class Spans(NamedTuple):
 
 
 class Documents(NamedTuple):
-    """Begin and end of documents for either kernel, and the largest length; used in place of a mask."""
+    """Begin and end of documents for either kernel, and the largest length; used instead of a mask."""
 
     bounds: Tensor
     longest: int

@@ -48,7 +48,7 @@ def rotary_table(
 ) -> Rotary:
     """cos and sin of position · base^(-2i/D) for i < D/2, on the CPU, shape (context, D/2).
 
-    The angles are taken in float64: in float32 those of late positions are off by 1e-4. `scaling` is a
+    The angles are computed in float64: in float32, late positions are off by 1e-4. `scaling` is a
     factor by which positions are divided (linear), or Llama 3's four numbers (`_llama3_frequencies`).
     """
     if head_size % 2:

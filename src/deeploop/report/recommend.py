@@ -88,7 +88,7 @@ def recommend(
 ) -> Recommendation:
     """The rates to search for a rule, by default the best one in long training.
 
-    `tokens` are those of the whole training, `batch_tokens` those of a step.
+    `tokens` counts the whole training, `batch_tokens` one step.
     """
     asked = {"blocks": blocks, "rounds": rounds, "width": width, "batch_tokens": batch_tokens}
     for name, value in {**asked, "tokens": tokens}.items():

@@ -65,7 +65,7 @@ class Grid:
 
     @property
     def family(self) -> str:
-        """Name of its folder and record; sweeps that share cells have the same."""
+        """Name of its folder and record; sweeps that share cells have the same one."""
         return self.shares_folder_of or self.name
 
     def cells(self, overrides: Settings | None = None) -> list[Cell]:
