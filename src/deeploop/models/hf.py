@@ -172,7 +172,7 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
         vars(self)["gpt"] = gpt
 
     def _follow_config(self) -> None:
-        """Set the rounds that the config asks for now."""
+        """Set the rounds that the config now asks for."""
         gpt, config = self.gpt, self.config
         if gpt.rounds != config.rounds:
             gpt.set_rounds(config.rounds, recompute_alpha=config.recompute_alpha)
