@@ -72,7 +72,7 @@ deeploop: train transformers that apply K stored blocks R times
   deeploop prepare stdlib | text | fineweb-edu  text as shards of tokens
   deeploop prepare chat FILE.jsonl              conversations, for deeploop train chat
   deeploop prepare arc | sudoku | maze          puzzles for a reasoner
-  deeploop prepare pairs FILE.jsonl             puzzles of your own: an input and an output per line
+  deeploop prepare pairs FILE.jsonl             puzzles of your own, one pair per line
   deeploop data FOLDER [--verify]               describe and check a prepared folder
   deeploop train RECIPE [--rounds 4 …]          train; RECIPE --help lists the first options,
                                                 --help-all every field; --auto-lr takes the rate
@@ -95,7 +95,7 @@ deeploop: train transformers that apply K stored blocks R times
   deeploop report RUN… [--out FOLDER]           tables and figures of runs, as one HTML page
   deeploop export RUN FOLDER                    weights, tokenizer and code for transformers
   deeploop bench [--rounds 1 3 7]               tokens/s, share of the device's peak, peak memory
-  deeploop demo                                 train a loop on 1 to 4 steps, run it for 200: minutes
+  deeploop demo                                 train a loop on 1 to 4 steps, run it for 200
   deeploop doctor                               installed packages, what training uses, a self-test
 
 Each command has --help; -V, --version. More: README.md
