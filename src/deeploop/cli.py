@@ -1,6 +1,7 @@
 """The command line: `deeploop COMMAND …`. A command is a line of `DIRECT`, or a `main` in `commands`.
 
-Mistakes of the user end in one line on stderr, with a code of `exits.py`; DEEPLOOP_TRACEBACK=1 shows where.
+A user's mistake ends in one line on stderr, with a code of `exits.py`; DEEPLOOP_TRACEBACK=1 shows where it
+was raised.
 """
 
 import io
@@ -66,43 +67,43 @@ MOVED = {"pack": "python -m research.pack, in a clone of the repository"}
 USAGE = """\
 deeploop: train transformers that apply K stored blocks R times
 
-  deeploop plan --blocks 12 --rounds 3          alpha, beta, visit counts and bounds of an architecture
-  deeploop recommend --blocks 4 --rounds 16 …   which rule, and which learning rates to compare, by our runs
-  deeploop prepare stdlib | text | fineweb-edu  text into token shards
-  deeploop prepare chat FILE.jsonl              conversations to fine-tune on: deeploop train chat
+  deeploop plan --blocks 12 --rounds 3          alpha, beta, visit counts and bounds of a shape
+  deeploop recommend --blocks 4 --rounds 16 …   a rule, and learning rates to compare
+  deeploop prepare stdlib | text | fineweb-edu  text as shards of tokens
+  deeploop prepare chat FILE.jsonl              conversations, for deeploop train chat
   deeploop prepare arc | sudoku | maze          puzzles for a reasoner
-  deeploop prepare pairs FILE.jsonl             puzzles of your own: an input and an output per line
-  deeploop data FOLDER [--verify]               what a prepared folder holds, and whether it is whole
-  deeploop train RECIPE [--rounds 4 --lr 1e-3 …]  train; RECIPE --help has the options, --help-all every
-                                                field; --auto-lr takes the rate and warm-up of `recommend`,
-                                                --dry-run only says what would be trained
-  deeploop train --resume RUN                   continue a run with its own config;
-                                                --config FILE starts from a file
-  deeploop inspect MODEL                        what a pretrained model is: layers, sizes, what can be looped
-  deeploop retrofit MODEL --core 8-15 --out RUN  give a pretrained model a loop; training continues from RUN
-  deeploop import hrm | trm CHECKPOINT --data FOLDER  weights of the public code into a run that eval takes
-  deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
-  deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other;
-                                                a reasoner's on its puzzles, with votes on ARC; an
-                                                iterated task's: --steps 1 2 4 8 16 32
-  deeploop solve RUN "98.7..6..75…"             a reasoner's board after each segment, on one puzzle
+  deeploop prepare pairs FILE.jsonl             puzzles of your own, one pair per line
+  deeploop data FOLDER [--verify]               describe and check a prepared folder
+  deeploop train RECIPE [--rounds 4 …]          train; RECIPE --help lists the first options,
+                                                --help-all every field; --auto-lr takes the rate
+                                                of `recommend`; --dry-run trains nothing
+  deeploop train --resume RUN                   continue a run with its own config
+  deeploop train --config FILE                  train with the config in a file
+  deeploop inspect MODEL                        layers and sizes of a pretrained model
+  deeploop retrofit MODEL --core 8-15 …         loop a pretrained model, to be trained further
+  deeploop import hrm | trm CHECKPOINT …        a checkpoint of the public code, for eval
+  deeploop validate RUN [--rounds 1 2 3 5 8]    loss and bits per byte, at any test-time depth
+  deeploop eval RUN [--shots 0 1]               accuracy on the paper's eight tasks, or any other;
+                                                a reasoner's on its puzzles, with votes on ARC;
+                                                an iterated task's: --steps 1 2 4 8 16 32
+  deeploop solve RUN "98.7..6..75…"             a reasoner's board after each segment
   deeploop generate [RUN] --prompt "…"          text from a trained model, as it is produced
-  deeploop chat RUN                             a conversation with a fine-tuned model, in the terminal
-  deeploop diagnose [RUN…]                      κ_R: do the visits of its blocks align? and the step's effect
+  deeploop chat RUN                             talk to a fine-tuned model in the terminal
+  deeploop diagnose [RUN…]                      alignment κ_R of a run's visits, effect of a step
   deeploop sweep table1 | p-sweep | … | FILE    the paper's grids of runs, or your own, in parallel
-  deeploop runs [FOLDER…]                       list and compare runs: settings, progress, losses, cost
+  deeploop runs [FOLDER…]                       list and compare runs: settings, losses, cost
   deeploop report RUN… [--out FOLDER]           tables and figures of runs, as one HTML page
   deeploop export RUN FOLDER                    weights, tokenizer and code for transformers
-  deeploop bench [--rounds 1 3 7]               tokens/s, share of the device's ceiling, peak memory
-  deeploop demo                                 see a loop trained on 4 steps run for 200, in six minutes
-  deeploop doctor                               what is installed, what training will use, a self-test
+  deeploop bench [--rounds 1 3 7]               tokens/s, share of the device's peak, peak memory
+  deeploop demo                                 train a loop on 1 to 4 steps, run it for 200
+  deeploop doctor                               installed packages, what training uses, a self-test
 
 Each command has --help; -V, --version. More: README.md
 """
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command; returns the exit code."""
+    """Run one command and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -129,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _message(error: Exception) -> str:
-    """One line; of an OSError the file and what is the matter, without Python's number for it."""
+    """Format an error in one line; for an OSError the file and the reason, without Python's number for it."""
     text = str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         text = f"{error.filename}: {error.strerror}"
@@ -158,7 +159,7 @@ def _is_device_memory(error: Exception) -> bool:
 
 
 def _command(arguments: list[str]) -> Callable[[list[str]], int] | None:
-    """The command that is asked for, imported; None where the answer was printed here."""
+    """Import and return the command that is asked for; None if the answer was printed here."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return None

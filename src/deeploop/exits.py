@@ -1,9 +1,9 @@
-"""The exit codes of `deeploop`, which a sweep decides by, and the error that has one of its own.
+"""The exit codes of `deeploop`, on which sweeps act, and an error with a code of its own.
 
 0    done
-1    some of the work failed (cells of a sweep), or a defect of ours, with a traceback
+1    some of the work failed (cells of a sweep), or a bug in deeploop, with a traceback
 2    a mistake in what was asked for or in a file: one line on stderr
-75   a device's memory is full: one line too; beside fewer neighbours the same command may work
+75   a device's memory is full: one line too; with fewer processes on it the same command may work
 130  interrupted by Ctrl-C, after a training has saved; or cells of a sweep are left: run it again
 143  a training was stopped by SIGTERM, and has saved (129: by SIGHUP)
 """
@@ -26,7 +26,7 @@ class OutOfDeviceMemory(RuntimeError):
 
 @contextmanager
 def memory_advice(options: str) -> Iterator[None]:
-    """Turns torch's errors about a full device into one line that names the options to try."""
+    """Turn torch's errors about a full device into one line that names the options to try."""
     try:
         yield
     except RuntimeError as error:
@@ -36,6 +36,8 @@ def memory_advice(options: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """By torch's allocator, the driver or cuBLAS; the last two say so in their text alone."""
+    """Detect an out-of-memory error of torch's allocator, the driver or cuBLAS; the last two only by their
+    text.
+    """
     said = any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
     return said or type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be imported for this

@@ -1,16 +1,18 @@
-"""Optional packages: imported where they are needed, and one line where they are missing. No torch."""
+"""Import optional packages when they are needed; name a missing one in one line. No torch."""
 
 import importlib
 from typing import Any
 
 
 def how_to_install(extra: str) -> str:
-    """The command, which works in a clone: the package is on no index, and stays the clone's with -e."""
+    """Return the install command for a clone: the package is on no index, and -e keeps the clone's
+    installation.
+    """
     return f'pip install -c constraints.txt -e ".[{extra}]" in the clone'
 
 
 def require(module: str, extra: str, what: str = "") -> Any:
-    """The module; called before anything is written. `what` asked for it: a field, a file."""
+    """Import and return a module, before anything is written. `what` is the field or file that needs it."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -104,7 +104,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def append_file(path: Path) -> TextIO:
-    """A file opened for appending, never through a link."""
+    """Open a file for appending, never through a link."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
     except OSError as error:
@@ -146,22 +146,22 @@ def _refused(path: Path, error: OSError) -> OSError:
 
 
 def write_text(path: Path, text: str) -> None:
-    """`text` as UTF-8, atomically."""
+    """Write `text` as UTF-8, atomically."""
     with atomic_file(path) as file:
         file.write(text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`value` as indented JSON, atomically."""
+    """Write `value` as indented JSON, atomically."""
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
 class NotRegularError(OSError):
-    """A FIFO, which would be waited for, a device, which may have no end, or a folder."""
+    """A FIFO, which would block, a device, which may be endless, or a folder."""
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """A regular file for reading."""
+    """Open a regular file for reading."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -172,13 +172,13 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a regular file, in hex."""
+    """Return the sha256 of a regular file, in hex."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_text(path: Path, limit: int = LARGEST_JSON) -> str:
-    """The UTF-8 text of a file of at most `limit` bytes."""
+    """Read the UTF-8 text of a file of at most `limit` bytes."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > limit:
             raise ValueError(f"{path}: can't be read (more than {limit:,} bytes)")

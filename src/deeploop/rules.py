@@ -10,8 +10,9 @@ x ← x + ε·f(Norm(x))                averaged    ε = 1/N, the branches' mean
                                     factored    ε = λ/(R·√K), arXiv 2606.18524 in its own words
 x ← x + f(Norm(x)/√k)               lnscale     LayerNorm Scaling, arXiv 2502.05795; k counts stored blocks
 
-K blocks are applied for R rounds, N = K·R. A rule is written as its name, with what differs from it behind a
-colon: `deeploop:p=0.3`, `flat:gain=2`, `deeploop:alpha=flat,beta=off`. Nothing else compares a rule's name.
+K blocks are applied for R rounds, N = K·R. A rule is written as its name, followed by a colon and changed
+parameters: `deeploop:p=0.3`, `flat:gain=2`, `deeploop:alpha=flat,beta=off`. Nothing else compares a rule's
+name.
 """
 
 import difflib
@@ -38,7 +39,7 @@ PARTS = ("p", "alpha", "gain", "beta", "outer_gain", "inner_norm", "gate", "shri
 
 
 def is_gain(gain: float) -> bool:
-    """Return True if fp32 can hold the gain of a rule, and any alpha or epsilon that it makes."""
+    """Return True if fp32 can hold the gain of a rule, and any alpha or epsilon computed from it."""
     return 1e-9 <= gain <= 1e9
 
 
@@ -46,7 +47,7 @@ SWITCH = {"on": True, "off": False, "true": True, "false": False}
 
 
 def _read(default: Any, text: str, name: str) -> Any:
-    """A value of the kind that the default has."""
+    """Parse a value of the same kind as the default."""
     if isinstance(default, bool):
         if text.lower() not in SWITCH:
             raise ValueError(f"{name}={text}: must be on or off")
@@ -78,7 +79,7 @@ class InitRule:
 
     @property
     def branch(self) -> tuple[str, ...]:
-        """The roles that are drawn at β."""
+        """Return the roles that are drawn at β."""
         return BRANCH if self.scale_gate else tuple(role for role in BRANCH if role != "gate")
 
     def std(self, role: str) -> float:
@@ -97,7 +98,7 @@ class InitRule:
 
 @dataclass(frozen=True)
 class Rule:
-    """A residual equation with its scales; `vary` gives it with other parameters."""
+    """A residual equation with its scales; `vary` changes its parameters."""
 
     name: str
     label: str
@@ -149,7 +150,7 @@ class Rule:
         return f"{self.name}:{','.join(changes)}" if changes else self.name
 
     def vary(self, **changes: Any) -> "Rule":
-        """The rule with other parameters, under the name that it then has."""
+        """Return the rule with other parameters, under the name that it then has."""
         for name in changes:
             if name not in self.options:
                 known = ", ".join(self.options)
@@ -169,7 +170,7 @@ class Rule:
 
     @property
     def title(self) -> str:
-        """Its label and what was changed, as tables name it."""
+        """Return the label, with what was changed, as tables name it."""
         base = NAMED[self.name]
         name = self.label
         if self.beta or self.alpha == "paper":
@@ -190,7 +191,7 @@ class Rule:
 
     @property
     def equation(self) -> str:
-        """The update that is computed; g is a gain where only one norm has one."""
+        """Return the update that is computed; g is a gain if only one norm has one."""
         inner = "Norm(x)" + "/√k" * self.by_block if self.inner_norm else "x"
         if self.inner_norm and self.outer_norm and not self.outer_gain:
             inner += "·g"
@@ -199,7 +200,7 @@ class Rule:
 
     @property
     def formula(self) -> str:
-        """The scale in the equation; empty if there is none."""
+        """Return the formula of the scale in the equation; empty if there is none."""
         alpha = {"none": "", "paper": "α = (2N)^p", "flat": "α = λ·R·√K"}[self.alpha]
         epsilon = {"none": "", "factored": "ε = λ/(R√K)", "averaged": "ε = 1/N"}[self.epsilon]
         return alpha or epsilon or ("ε = R^-q" if self.q else "")
@@ -214,22 +215,22 @@ class Rule:
 
     @property
     def varies(self) -> bool:
-        """Its ε is meant to follow the rounds of every step."""
+        """True if ε is meant to follow the rounds of every step."""
         return self.q != 0
 
     @property
     def is_paper(self) -> bool:
-        """It has all parts of the paper's block: its α, its β and the outer norm's gain."""
+        """True if the rule has all parts of the paper's block: its α, its β and the outer norm's gain."""
         return self.law is not None and self.outer_gain
 
     @property
     def law(self) -> ScalingRule | None:
-        """The paper's scaling rule, of a rule that has both its α and its β."""
+        """The paper's scaling rule, if the rule has both its α and its β."""
         return ScalingRule(self.p) if self.alpha == "paper" and self.beta else None
 
     @property
     def needs_depth(self) -> bool:
-        """Its α or β is taken at N, the depth in blocks."""
+        """True if α or β is computed from N, the depth in blocks."""
         return self.alpha == "paper" or self.beta
 
     @property
@@ -239,11 +240,11 @@ class Rule:
 
     @property
     def gains(self) -> int:
-        """Norms of a sublayer that have a gain."""
+        """Return the norms of a sublayer that have a gain."""
         return self.inner_norm + (self.outer_norm and self.outer_gain)
 
     def scales(self, K: int, R: int, N: int | None = None) -> Scales:
-        """α, β and ε of K blocks at R rounds; N is K·R, unless the caller counts it."""
+        """Return α, β and ε of K blocks at R rounds; N is K·R, unless the caller counts it."""
         for name, count in (("blocks", K), ("rounds", R)):
             if count != int(count):
                 raise ValueError(f"{name}={count}: must be a whole number")
@@ -260,11 +261,11 @@ class Rule:
         return Scales(alpha, law.beta(N) if self.beta else 1.0, epsilon)
 
     def input_scale(self, number: int) -> float:
-        """The factor on the normalised input of stored block `number`, which counts from 1."""
+        """Return the factor on the normalised input of stored block `number`, counted from 1."""
         return number**-0.5 if self.by_block else 1.0
 
     def init(self, width: int, K: int, beta: float) -> InitRule:
-        """The initialization of the matrices of K blocks."""
+        """Return the initialization of the matrices of K blocks."""
         return InitRule(width, beta, math.sqrt(K) if self.shrink else 1.0, self.gate)
 
 
@@ -337,7 +338,7 @@ NAMED = {rule.name: rule for rule in RULES}
 
 @lru_cache(maxsize=256)
 def parse(text: str, field: str = "rule") -> Rule:
-    """The rule that a text such as `deeploop:p=0.3` names; `field` is what errors call it."""
+    """Parse a rule such as `deeploop:p=0.3`; errors call it `field`."""
     name, colon, rest = text.partition(":")
     if name not in NAMED:
         close = difflib.get_close_matches(name, NAMED, 1)
@@ -357,11 +358,11 @@ def parse(text: str, field: str = "rule") -> Rule:
 
 
 def as_rule(rule: "Rule | str") -> Rule:
-    """A rule as it is, or the one that a text names."""
+    """Return a rule unchanged, or the one that a text names."""
     return parse(rule) if isinstance(rule, str) else rule
 
 
 def _renamed(rule: Rule, name: str) -> Rule:
-    """The parameters of a rule under another name, which has them too."""
+    """Return the rule of that name with the parameters of this one."""
     base = NAMED[name]
     return replace(base, **{one: getattr(rule, one) for one in base.options})

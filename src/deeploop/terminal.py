@@ -12,14 +12,14 @@ COLOURS = re.compile("(" + "|".join(map(re.escape, (RED, GREEN, RESET))) + ")")
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with control characters, and others that show nothing, as escapes; those in `keep` stay."""
+    """Escape control characters and others that show nothing, except those in `keep`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def show(text: object, file: TextIO | None = None) -> None:
-    """Print text that may hold what an untrusted file says, without its control characters but colours."""
+    """Print text from an untrusted file without its control characters, except colours."""
     parts = COLOURS.split(str(text))  # the odd ones are colours
     parts[::2] = [printable(part, keep="\n\t") for part in parts[::2]]
     print("".join(parts), file=file, flush=True)
@@ -27,7 +27,7 @@ def show(text: object, file: TextIO | None = None) -> None:
 
 @contextlib.contextmanager
 def passing_line(text: str) -> Iterator[None]:
-    """Shows the text on stderr until the body is done; nothing where stderr is not a terminal."""
+    """Show the text on stderr while the body runs; nothing if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -40,7 +40,7 @@ def passing_line(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def loading_torch() -> Iterator[None]:
-    """Say that torch is being imported, which takes a second, from a cold disk many; once under torchrun."""
+    """Say that torch is being imported, which takes a second, or many from a cold disk; once per torchrun."""
     told = "torch" not in sys.modules and os.environ.get("RANK", "0") == "0"
     with passing_line("loading PyTorch …") if told else contextlib.nullcontext():
         yield

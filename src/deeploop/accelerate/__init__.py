@@ -1,1 +1,1 @@
-"""The Triton kernels' entry point: compare a built model with what they know, and put it on them."""
+"""Entry point of the Triton kernels: check whether they support a built model, and install them."""

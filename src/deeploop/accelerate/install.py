@@ -46,7 +46,7 @@ class LowPrecision:
     fp8: bool = False
     """The blocks' products in FP8."""
     bf16_stream: bool = False
-    """The residual stream in bf16 in place of fp32."""
+    """The residual stream in bf16 instead of fp32."""
 
 
 BF16 = LowPrecision()
@@ -203,7 +203,7 @@ def _run_kernels(
     other: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """The blocks on x + other."""
+    """Run the blocks on x + other with the kernels."""
     from deeploop.nn.kernels import fp8_stack, stack  # here there is Triton to import
 
     _compare_once(blocks, x, rotary, other)
@@ -216,7 +216,7 @@ def _run_kernels(
 
 
 def _split_mask(mask: Any) -> tuple[Any, Documents | None]:
-    """Split a mask into one that the kernels do not support and documents, which they do."""
+    """Split a mask into an explicit one, which the kernels do not support, and documents, which they do."""
     return (None, mask) if isinstance(mask, Documents) else (mask, None)
 
 

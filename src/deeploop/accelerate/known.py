@@ -113,7 +113,9 @@ def _against_form(pair: dict[str, ScaledResidual], mixes: bool = False) -> Again
 
 
 def _against_training(pair: dict[str, ScaledResidual], mixes: bool = False) -> Against:
-    """Require that form, one key head per query head, width / heads numbers each, no bias, our QK-norm."""
+    """Require attention and SwiGLU as above, one key head per query head of width / heads, no bias, our
+    QK-norm.
+    """
     against = list(_against_form(pair, mixes))
     yield from against
     if against:
@@ -181,13 +183,13 @@ class Installed(partial[Any]):
 
 
 def _installed(module: nn.Module) -> tuple[str, ...]:
-    """The method of an instance that was replaced by `install.py`."""
+    """Return the methods of an instance that `install.py` replaced."""
     forward = vars(module).get("forward")
     return ("forward",) if isinstance(getattr(forward, "__func__", None), Installed) else ()
 
 
 def stacks(model: nn.Module) -> Iterable[nn.Module]:
-    """The stacks of blocks that a reasoner calls, each as a whole."""
+    """Return the stacks of blocks that a reasoner calls, each as a whole."""
     return getattr(model, "stacks", nn.ModuleDict()).values()
 
 
@@ -221,7 +223,7 @@ def _ends_in_plain_norm(sublayer: ScaledResidual) -> bool:
 
 
 def sublayers(block: nn.Module) -> list[ScaledResidual]:
-    """A block's residuals, in their order."""
+    """Return a block's residuals in order."""
     return [*_named_sublayers(block).values()]
 
 

@@ -1,8 +1,8 @@
-"""`deeploop bench --decode`: how fast a recipe's model decodes, beside what memory and transformers allow.
+"""`deeploop bench --decode`: decoding speed, compared with the memory bandwidth and with transformers.
 
-A step must read every matrix of every visit, the head, and the keys and values of all positions so far. What
-the same process copies per second says how long that takes at least. Weights are fresh: the work does not
-depend on them.
+A step must read every matrix of every visit, the head, and the keys and values of all positions so far. The
+bandwidth of a copy in the same process gives the least time that this takes. Weights are fresh: the work does
+not depend on them.
 """
 
 import copy
@@ -37,7 +37,7 @@ CACHES = {"dynamic": {}, "static": {"cache_implementation": "static", "disable_c
 
 
 def run(args: BenchArgs) -> str:
-    """Times every cell; returns the table to print."""
+    """Time every cell and return the table to print."""
     for recipe in args.recipes:
         checked_model(recipe, args)  # all of them before the first is timed
     with open_world(replace(get_recipe(args.recipes[0]).device, kind=args.device)) as world:
@@ -67,7 +67,9 @@ def checked_model(recipe: str, args: BenchArgs) -> GPTConfig:
 
 
 def measure(recipe: str, device: torch.device, args: BenchArgs, bandwidth: float) -> Iterator[dict[str, Any]]:
-    """The cells of a recipe: ours, and transformers' `generate` on the exported model where there is one."""
+    """Measure the cells of a recipe: ours, and transformers' `generate` on the exported model if there is
+    one.
+    """
     with device:
         model = LoopedGPT(checked_model(recipe, args)).eval()
     theirs = exported(model) if importlib.util.find_spec("transformers") is not None else None
@@ -101,7 +103,9 @@ def measure(recipe: str, device: torch.device, args: BenchArgs, bandwidth: float
 
 
 def time_decoding(model: LoopedGPT, prompts: Tensor, count: int) -> tuple[float, float]:
-    """Seconds to the first token, and of a step behind the first few: the best of two, after compilation."""
+    """Measure the seconds to the first token, and per step after the first few: the best of two, once
+    compiled.
+    """
     rows = prompts.tolist()
     for _ in generate_batch(model, rows, max_tokens=UNTIMED):
         pass
@@ -115,7 +119,7 @@ def time_decoding(model: LoopedGPT, prompts: Tensor, count: int) -> tuple[float,
 
 
 def exported(model: LoopedGPT) -> Any:
-    """The model as `deeploop export` writes it and transformers reads it, on a GPU in bf16."""
+    """Export the model as `deeploop export` does, and load it with transformers on a GPU in bf16."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -131,9 +135,10 @@ def exported(model: LoopedGPT) -> Any:
 
 
 def time_transformers(model: Any, prompts: Tensor, count: int, settings: dict[str, Any]) -> float:
-    """Seconds of a step of `generate` behind the first few, as `time_decoding` takes them: the best of two.
+    """Measure the seconds per step of `generate` after the first few, as `time_decoding` does: the best of
+    two.
 
-    The first call is not timed: attention kernels may be chosen anew for every number of keys.
+    The first call is not timed, as attention kernels may be chosen anew for every number of keys.
     """
 
     def step() -> float:
@@ -162,7 +167,9 @@ def time_transformers(model: Any, prompts: Tensor, count: int, settings: dict[st
 
 
 def step_bytes(config: GPTConfig, batch: int, positions: int, size: int) -> int:
-    """Bytes that a step must read: matrices of all visits and of the head, keys and values of `positions`."""
+    """Count the bytes that a step must read: matrices of all visits and of the head, keys and values of
+    `positions`.
+    """
     visits = config.prelude + config.depth + config.coda
     matrices = visits * block_matrix_count(config) + config.vocabulary * config.width
     cache = visits * batch * positions * 2 * config.grouped_heads * config.head_size
@@ -170,7 +177,7 @@ def step_bytes(config: GPTConfig, batch: int, positions: int, size: int) -> int:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second, read and written, of a large copy."""
+    """Measure the bytes per second, read and written, of a large copy."""
     count = 2**31 if device.type == "cuda" else 2**26
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -178,7 +185,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def report(record: dict[str, Any]) -> str:
-    """The table, and what its columns mean."""
+    """Format the table, and explain its columns."""
     rows = []
     for row in record["cells"]:
         cells = [

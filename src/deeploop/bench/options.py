@@ -27,7 +27,9 @@ UNTIMED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class BenchArgs:
-    """Tokens per second, model FLOP/s, share of the matrix-product ceiling, compile time and peak memory."""
+    """Measure tokens per second, model FLOP/s, share of the matrix-product ceiling, compile time and peak
+    memory.
+    """
 
     recipes: tuple[str, ...] = ("gpt2-small",)
     """Recipes to time; a reasoner's needs --data."""
@@ -36,7 +38,7 @@ class BenchArgs:
     micro_batch: tuple[int, ...] = ()
     """Sequences per step of a language model; unset: the recipe's micro-batch. A reasoner keeps its batch."""
     precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
-    """As --device.precision; fp8 is timed beside bf16 in the same run."""
+    """As --device.precision; fp8 is timed together with bf16."""
     stream: Literal["fp32", "bf16"] = "fp32"
     """As --device.stream."""
     recompute: Literal["off", "round", "block"] = "off"
@@ -46,7 +48,7 @@ class BenchArgs:
     steps: int = 10
     """Steps that are timed, after three that are not."""
     decode: bool = False
-    """Time decoding in place of training: tokens per second, share of the memory bandwidth, transformers."""
+    """Time decoding instead of training: tokens per second, share of the memory bandwidth, transformers."""
     batch: tuple[int, ...] = (1, 64)
     """Sequences that are decoded together, with --decode."""
     prompt_tokens: int = 128
@@ -76,7 +78,7 @@ class BenchArgs:
         self._check_recipes()
 
     def _check_mode(self) -> None:
-        """Raise for an option that what is timed does not have."""
+        """Raise ValueError for an option that the chosen mode does not have."""
         other = OF_TRAINING if self.decode else OF_DECODING
         for option in fields(self):
             value = getattr(self, option.name)

@@ -1,4 +1,4 @@
-"""Time a training step of deeploop or of a reference, beside the device's fastest matrix products."""
+"""Time a training step of deeploop or of a reference, and the device's fastest matrix products."""
 
 import gc
 import runpy
@@ -35,7 +35,7 @@ class Timing:
 
 
 def time_training(config: RunConfig, world: World, steps: int) -> tuple[Timing, int, int]:
-    """The loop's own step, as a run takes it; its tokens and its FLOPs."""
+    """Time the step that a run takes; count its tokens and its FLOPs."""
     opened = open_run(config, world)
     try:
         timing = time_steps(StepQueue(opened, StopRequest()).advance, world.device, steps)
@@ -58,9 +58,10 @@ def time_reference(file: Path, config: TrainConfig, world: World, steps: int, *,
 def reference_step(
     file: Path, config: TrainConfig, world: World, *, fp8: bool = False
 ) -> tuple[Callable[[], None], Callable[[], None]]:
-    """A step of the same sizes in the reference: compiled as it asks for, fused AdamW, clipping at 1.
+    """Make a step of the same sizes in the reference: compiled as its file asks, fused AdamW, clipping at 1.
 
-    In bf16 autocast, with FP8 products by the file's own `to_float8`. The second function frees its memory.
+    It runs in bf16 autocast, with FP8 products by the file's own `to_float8`. The second function returned
+    frees its memory.
     """
     with world.device:
         model = reference_model(file, config.model)
@@ -95,7 +96,7 @@ def fast_attention() -> AbstractContextManager[None]:
 
 
 def compile_reference(model: nn.Module) -> None:
-    """By the file's own `compile_for_training`; one without it is compiled block by block."""
+    """Compile a reference by its file's own `compile_for_training`; without one, block by block."""
     if hasattr(model, "compile_for_training"):
         model.compile_for_training()  # type: ignore[operator]
         return
@@ -115,7 +116,9 @@ def reference_model(file: Path, config: GPTConfig) -> nn.Module:
 
 
 def time_steps(step: Callable[[], object], device: torch.device, steps: int) -> Timing:
-    """The median of steps in a row, as in a run: the host prepares one while the device works on the last."""
+    """Return the median time of steps in a row, as in a run: the host prepares one while the device computes
+    the last.
+    """
     gc.collect()
     cuda = device.type == "cuda"
     if cuda:
@@ -138,7 +141,7 @@ def _host_intervals(step: Callable[[], object], steps: int) -> list[float]:
 
 
 def _device_intervals(step: Callable[[], object], steps: int) -> list[float]:
-    """Seconds between the ends of steps on the device, which nobody waits for in between."""
+    """Return the seconds between the ends of steps on the device, without waiting for it in between."""
     ends = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
     ends[0].record()
     for end in ends[1:]:
@@ -149,7 +152,7 @@ def _device_intervals(step: Callable[[], object], steps: int) -> list[float]:
 
 
 def matmul_ceiling(device: torch.device) -> float:
-    """FLOP/s of a large product in the precision of training: bf16 on a GPU, fp32 on a CPU."""
+    """Measure the FLOP/s of a large product in the precision of training: bf16 on a GPU, fp32 on a CPU."""
     cuda = device.type == "cuda"
     n, dtype, repeats = (8192, torch.bfloat16, 20) if cuda else (1024, torch.float32, 5)
     a, b = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))

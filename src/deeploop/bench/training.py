@@ -1,7 +1,7 @@
 """`deeploop bench` of training: how fast a recipe trains here, as shares of what the device can do.
 
-The real training step is timed, with its loader, clipping and optimizer, beside the matrix products that the
-same process reaches and, if asked, a reference implementation of the same model: every figure has a ratio.
+The real training step is timed, with its loader, clipping and optimizer. Matrix products and, if asked, a
+reference implementation of the same model are timed in the same process, so every figure has a ratio.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ TOKENIZERS = {257: "bytes", 50257: "gpt2"}
 
 
 def run(args: BenchArgs) -> str:
-    """Times every cell; returns the table to print."""
+    """Time every cell and return the table to print."""
     base = replace(get_recipe(args.recipes[0]).device, kind=args.device)
     with open_world(base) as world, tempfile.TemporaryDirectory() as folder:
         ceiling = matmul_ceiling(world.device)
@@ -42,7 +42,7 @@ def run(args: BenchArgs) -> str:
 
 
 def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, RunConfig]]:
-    """Yield the configs to time of a recipe, each with its name."""
+    """Yield the configs of a recipe to time, each with its name."""
     base = get_recipe(recipe)
     device = replace(
         base.device,
@@ -86,7 +86,7 @@ def corpus_for(model: GPTConfig, folder: Path) -> Path:
 
 
 def measure(name: str, config: RunConfig, world: World, args: BenchArgs, ceiling: float) -> dict[str, Any]:
-    """One cell: ours, and the reference where there is one."""
+    """Measure one cell: our model, and the reference if there is one."""
     ours, tokens, flops = time_training(config, world, args.steps)
     # The ceiling is of products in bf16 on a GPU and in fp32 elsewhere.
     like_ceiling = args.precision in ("auto", "bf16" if world.device.type == "cuda" else "fp32")
@@ -124,7 +124,7 @@ def measure(name: str, config: RunConfig, world: World, args: BenchArgs, ceiling
 
 
 def report(record: dict[str, Any]) -> str:
-    """The table, and what its columns mean."""
+    """Format the table, and explain its columns."""
     rows = []
     for row in record["cells"]:
         memory = f"{row['peak_memory'] / 2**30:.1f} GiB" if row["peak_memory"] else "–"

@@ -1,4 +1,4 @@
-"""`deeploop data`: what a prepared folder holds, and whether it is whole."""
+"""`deeploop data`: describe a prepared folder, and check that it is complete."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class DataArgs:
 
 
 def run(args: DataArgs) -> str:
-    """Open the folder, which checks names and sizes; returns what to print."""
+    """Open the folder, which checks names and sizes; return the text to print."""
     held: PuzzleSet | ChatSet | Corpus
     if (args.folder / "puzzles.json").exists():
         held = PuzzleSet.open(args.folder)
@@ -81,7 +81,7 @@ def _notes(scans: dict[str, Scan]) -> Iterator[str]:
 
 
 def _sample(corpus: Corpus) -> str:
-    """The beginning of a document, indented."""
+    """Return the beginning of a document, indented."""
     tokens = excerpt(corpus.train, corpus.end_of_text, SAMPLE_CHARACTERS)
     text = corpus.tokenizer().decode(tokens)[:SAMPLE_CHARACTERS]
     return indent(printable(text, keep="\n"), "    ")

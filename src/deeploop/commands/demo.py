@@ -1,8 +1,8 @@
 """The demo: one looped block learns a step of a cellular automaton and is run fifty times as deep as trained.
 
-The block trains under DeepLoop and flat, side by side on two CPU cores; then under pre-norm, beside four
-layers without a loop, which train half as long. Nothing is fixed in advance but how often the two rules
-extrapolate over ten seeds: table, sentences and page are made from what was measured.
+The block trains under DeepLoop and flat, side by side on two CPU cores; then under pre-norm, together with
+four layers without a loop, which train half as long. Only one thing is fixed in advance: how often the two
+rules extrapolate over ten seeds. Table, sentences and page are made from measurements.
 """
 
 import time
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DemoArgs:
-    """Trains a looped block on 1 to 4 steps of an automaton, runs it for 200, and shows what happens."""
+    """Train a looped block on 1 to 4 steps of an automaton, run it for 200, and show what happens."""
 
     out: Path = Path("demo")
     """Folder of the runs, the page, its picture and demo.json."""
@@ -33,14 +33,16 @@ class DemoArgs:
 
 
 def run(config: DemoArgs) -> str:
-    """Train, evaluates, writes the page; returns what to print at the end."""
+    """Train, evaluate and write the page; return the text to print at the end."""
     from deeploop.commands import demo_page  # now: it waits for Matplotlib, --help does not
 
     return demo_page.write(config.out, train_and_evaluate(config))
 
 
 def train_and_evaluate(config: DemoArgs) -> dict[str, Any]:
-    """The four models of the automaton: what the page shows of them, as plain values."""
+    """Train and evaluate the four models of the automaton; return what the page shows of them, as plain
+    values.
+    """
     from deeploop.commands import demo_models as models
     from deeploop.commands import demo_page
     from deeploop.runs.folder import provenance
@@ -70,9 +72,9 @@ def train_and_evaluate(config: DemoArgs) -> dict[str, Any]:
 
 
 def train_cells(out: Path, grid: "Grid", *, here: bool) -> "SweepFolder":
-    """Train what is not finished as a sweep does: two at a time, one core each; or `here`, one by one.
+    """Train unfinished cells as a sweep does, two at a time, one core each; with `here`, one after the other.
 
-    Ctrl-C lets them save; KeyboardInterrupt then ends the demo, and the same command continues.
+    Ctrl-C lets them save, then KeyboardInterrupt ends the demo; the same command continues.
     """
     from deeploop.files import lock_folder
     from deeploop.sweep.board import LiveTable

@@ -25,7 +25,7 @@ ROWS = 256  # held-out rows that are scored; the first of them is drawn
 
 @dataclass(frozen=True)
 class Model:
-    """One of the four: a recipe, and what the demo changes in it."""
+    """One of the four models: a recipe, and the demo's changes to it."""
 
     recipe: str
     rule: str
@@ -49,7 +49,7 @@ QUICK_STEPS, QUICK_LENGTH, QUICK_BATCH, QUICK_ROWS = 24, 8, 16, 32
 
 
 def grid(seed: int, *, quick: bool) -> Grid:
-    """The four runs, in the order in which they start."""
+    """Return the four runs in the order in which they start."""
     return Grid("demo", "automaton", {"model": {name: _settings(name, seed, quick) for name in MODELS}})
 
 
@@ -94,7 +94,7 @@ def shared_record(config: IterateTrainConfig, *, quick: bool) -> dict[str, Any]:
 
 
 def model_record(name: str, run: Path, *, quick: bool) -> dict[str, Any]:
-    """A trained model on held-out rows: shares of cells and rows right, and how it continued the first."""
+    """Evaluate a trained model on held-out rows: shares of correct cells and rows, and one continuation."""
     model, config = load_iterate(run)
     task = config.examples.task
     rows = held_out(task, QUICK_ROWS if quick else ROWS)
@@ -142,5 +142,5 @@ def answers(
 
 
 def _as_text(states: np.ndarray) -> list[str]:
-    """Rows of cells as text of 0 and 1; what is neither, which an untrained model may say, as ?."""
+    """Format rows of cells as 0 and 1; any other token, which an untrained model may give, is ?."""
     return ["".join("01"[cell] if cell in (0, 1) else "?" for cell in row) for row in states.tolist()]

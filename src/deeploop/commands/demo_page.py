@@ -69,7 +69,7 @@ def verdict(record: Record) -> str:
 
 
 def percent(share: float) -> str:
-    """100% is said of nothing less."""
+    """Format a share in percent; only 1 is 100%."""
     return "100%" if share == 1 else f"{min(99.9, 100 * share):.1f}%"
 
 
@@ -80,9 +80,9 @@ CLOSE = 16  # steps of the enlarged beginning
 
 
 def tapes(record: Record) -> Chart:
-    """A strip for each model: cells from top to bottom, steps from left to right, wrong cells in red.
+    """Draw a strip for each model: cells from top to bottom, steps from left to right, wrong cells in red.
 
-    To the left the beginning enlarged, with the trained steps shaded; to the right all steps.
+    The left panels enlarge the beginning, with the trained steps shaded; the right ones show all steps.
     """
     truth, trained = read_cells(record["truth"]), record["trained_steps"]
     strips = {"truth": truth}
@@ -111,12 +111,12 @@ def tapes(record: Record) -> Chart:
 
 
 def read_cells(states: Sequence[str]) -> np.ndarray:
-    """(steps, cells) of 0 and 1, 2 for what is neither."""
+    """Parse cells as (steps, cells) of 0 and 1, with 2 for any other token."""
     return np.array([["01".find(cell) % 3 for cell in row] for row in states])
 
 
 def strip(cells: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Ones in ink, zeros empty; wrong cells in red, paler where the 1 is missing."""
+    """Draw ones in ink, zeros empty, and wrong cells in red, paler if a 1 is missing."""
     colours = np.zeros((*cells.shape, 4))
     for colour, where in ((INK, cells == 1), (PALE, cells != truth), (RED, (cells != truth) & (cells == 1))):
         colours[where] = rgba(colour)
@@ -136,7 +136,7 @@ def first_wrong(cells: np.ndarray, truth: np.ndarray) -> str:
 
 
 def accuracy(record: Record) -> Chart:
-    """Share of cells right against steps; copying is the baseline."""
+    """Plot the share of correct cells against steps; copying is the baseline."""
     steps = record["steps"]
     lines = [
         Line(steps, [own["cells"][str(h)] for h in steps], name, MODEL_COLOURS[name])

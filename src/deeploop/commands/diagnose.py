@@ -1,4 +1,4 @@
-"""`deeploop diagnose`: do the visits of a run's blocks align? `diagnose.py` of each task."""
+"""`deeploop diagnose`: measure how the visits of a run's blocks align; `diagnose.py` of each task does it."""
 
 from deeploop.runs.folder import load_any_config
 from deeploop.tasks.options import DiagnoseArgs

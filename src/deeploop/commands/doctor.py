@@ -1,4 +1,4 @@
-"""`deeploop doctor`: what is installed, what training would use of it, and a self-test of some seconds."""
+"""`deeploop doctor`: what is installed, what training would use, and a self-test of a few seconds."""
 
 import contextlib
 import io
@@ -29,11 +29,11 @@ EXTRA = re.compile(r"""([\w.-]+).*;.*extra == ['"](\w+)['"]""")
 
 @dataclass(frozen=True)
 class DoctorArgs:
-    """Says what is installed and what training would use, then trains a tiny model for a few steps."""
+    """Show what is installed and what training would use, then train a tiny model for a few steps."""
 
 
 def extras() -> dict[str, list[str]]:
-    """The optional packages of each extra, as the installed deeploop names them."""
+    """Return the optional packages of each extra, as the installed deeploop names them."""
     found: dict[str, list[str]] = {}
     if version_of("deeploop") is None:  # run from its sources
         return found
@@ -45,7 +45,7 @@ def extras() -> dict[str, list[str]]:
 
 
 def version_of(package: str) -> str | None:
-    """The installed version, or None."""
+    """Return the installed version, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -141,7 +141,9 @@ def describe_execution(config: TrainConfig) -> str:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """So small a model gains nothing by more, and where cores are busy its threads wait for one another."""
+    """Use one thread: so small a model gains nothing from more, and on busy cores threads wait for each
+    other.
+    """
     import torch
 
     threads = torch.get_num_threads()
@@ -153,7 +155,7 @@ def one_thread() -> Iterator[None]:
 
 
 def self_test(config: TrainConfig) -> str:
-    """Train, saves, loads and generates; what happened, in one line."""
+    """Train, save, load and generate; describe the outcome in one line."""
     from deeploop.eval.generation import generate_text
     from deeploop.train.loop import train
     from deeploop.train.rundir import load
@@ -170,7 +172,7 @@ def self_test(config: TrainConfig) -> str:
 
 
 def run(args: DoctorArgs) -> int:
-    """Print a line for each thing that is known, as soon as it is."""
+    """Print each line as soon as its content is known."""
     for name, description in installed():
         print(f"{name:<18}{description}", flush=True)
     with tempfile.TemporaryDirectory() as folder, one_thread():

@@ -1,7 +1,7 @@
 """`deeploop eval`: the accuracy of a run.
 
-A language model's on the paper's eight tasks or any other of the lm-evaluation-harness, a reasoner's on its
-puzzles, an iterated task's at more and more steps: `evaluate.py` of each task.
+A language model is scored on the paper's eight tasks or any other of lm-evaluation-harness, a reasoner on its
+puzzles, an iterated task at growing numbers of steps: `evaluate.py` of each task.
 """
 
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""`deeploop inspect`: what a pretrained model is, and what of it can be looped."""
+"""`deeploop inspect`: describe a pretrained model, and which of its layers can be looped."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from tyro.conf import Positional
 
 @dataclass(frozen=True, kw_only=True)
 class InspectArgs:
-    """Shows a pretrained model's layers, sizes, vocabulary and tokenizer, and if it can be looped."""
+    """Show a pretrained model's layers, sizes, vocabulary and tokenizer, and whether it can be looped."""
 
     source: Positional[Path]
     """A transformers folder (safetensors) or a GGUF file of a Llama, Mistral, Qwen2 or Qwen3 model."""

@@ -1,4 +1,4 @@
-"""Words of the command line into dataclasses, and one line where they do not fit."""
+"""Parse the words of a command line into dataclasses, and report a mistake in one line."""
 
 import difflib
 import itertools
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def choose(what: str, arguments: list[str], choices: dict[str, str]) -> tuple[str | None, list[str]]:
-    """Take the first word as a choice; without one, or with --help, lists what there is."""
+    """Take the first word as a choice; without one, or with --help, list the choices."""
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, choices))
         print(f"choose a {what}; each has its own --help:\n")
@@ -28,7 +28,7 @@ def choose(what: str, arguments: list[str], choices: dict[str, str]) -> tuple[st
 
 
 def require_known(what: str, word: str, choices: Iterable[str]) -> None:
-    """Raise where the word is none of the choices, and says which it may have been."""
+    """Raise ValueError for an unknown choice, suggesting a similar one."""
     choices = list(choices)
     if word not in choices:
         close = difflib.get_close_matches(word, choices, n=3)
@@ -50,10 +50,10 @@ def parse(
     elsewhere: Callable[[str], str | None] = lambda option: None,
     description: str | None = None,
 ) -> T:
-    """Parse with tyro; what does not fit is a ValueError of one line.
+    """Parse with tyro; a mistake is a ValueError of one line.
 
-    `words` are names that others would use for an option, and the option that is meant; `elsewhere` says
-    where an option is that is not known here. A `description` takes the place of the dataclass's in --help.
+    `words` maps names that users may try to the option that they mean; `elsewhere` says where an option that
+    is unknown here can be found. A `description` replaces that of the dataclass in --help.
     """
     import tyro
     from tyro import _errors
@@ -69,7 +69,7 @@ def parse(
 
 
 def _options(kind: type, *, is_config: bool) -> list[str]:
-    """The options of a dataclass, to find the one that was meant."""
+    """List the options of a dataclass, to find the one that was meant."""
     names = {*leaf_hints(kind)}
     if is_config:
         names |= {name for name in SHORT if full_path(name, names) in names}
@@ -79,12 +79,12 @@ def _options(kind: type, *, is_config: bool) -> list[str]:
 
 
 def dashed(name: str) -> str:
-    """A field's path as an option has it."""
+    """Write a field's path as an option."""
     return name.replace("_", "-")
 
 
 def _whole_numbers() -> Any:
-    """tyro's rule for int, which takes 1e9 too."""
+    """Return tyro's rule for int, extended to accept 1e9."""
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
     registry = ConstructorRegistry()
@@ -105,7 +105,7 @@ def _whole_numbers() -> Any:
 
 
 def whole_number(text: str) -> int:
-    """An int as Python writes it, or a float that is whole, such as 1e9."""
+    """Parse an int, or a float that is whole, such as 1e9."""
     try:
         return int(text)
     except ValueError:
@@ -125,7 +125,7 @@ def _message(
     words: Mapping[str, str],
     elsewhere: Callable[[str], str | None],
 ) -> str | None:
-    """One line on what tyro refuses; None for what only subcommands and groups of options can do."""
+    """Describe in one line what tyro refuses; None for errors of subcommands and groups of options alone."""
     match type(event).__name__:
         case "UnrecognizedArgs":
             return _unknown(event.tokens[0], known, words, elsewhere)
@@ -155,7 +155,7 @@ def _message(
 
 
 def _shown(argument: Any) -> str:
-    """The name of an option: the short one, if its field has one."""
+    """Return the displayed name of an option: the short one, if its field has one."""
     name = str(argument.display_name())
     short = {f"--{dashed(path)}": f"--{short}" for short, path in SHORT.items()}
     return short.get(name, name)
@@ -164,7 +164,7 @@ def _shown(argument: Any) -> str:
 def _unknown(
     word: str, known: list[str], words: Mapping[str, str], elsewhere: Callable[[str], str | None]
 ) -> str:
-    """An option that is none, and which one was meant."""
+    """Report an unknown option, with the one that was meant."""
     option = dashed(word.partition("=")[0])
     if not option.startswith("-"):
         return f"{word}: is not expected here; options begin with --"
@@ -177,14 +177,14 @@ def _unknown(
 
 
 def _of_last_part(name: str, known: list[str]) -> str | None:
-    """The option that ends as a name does, which may be a flag that is switched off: no-unigram-bias."""
+    """Find the option that ends in a name, also as a flag that is switched off: no-unigram-bias."""
     plain = name.removeprefix("no-")
     found = next((option for option in known if option.endswith(f".{plain}")), None)
     return found and f"{found[: -len(plain)]}{name}"
 
 
 def _given(arguments: list[str], option: str) -> str:
-    """The words that follow an option, the last time that it is there."""
+    """Return the words that follow the last occurrence of an option."""
     found = ""
     for at, word in enumerate(arguments):
         name, _, value = word.partition("=")

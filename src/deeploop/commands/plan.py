@@ -44,19 +44,19 @@ class PlanArgs:
     low_cycles: int | None = None
     """Runs C_L of the low-level module in each cycle."""
     horizon: Horizon = "last_cycle"
-    """Which of a hierarchy's visits stand in the training graph."""
+    """Visits of a hierarchy that are in the training graph."""
     depth_from: DepthFrom = "cycles"
     """A hierarchy's N: cycles, the paper's, all blocks of the last cycle; graph, those with gradients."""
     rule: str = "deeploop"
     """The --rule of train, such as deepnorm, deeploop:p=0.3 or flat."""
     high_p: float | None = None
-    """A hierarchy's exponent of H, where it is not that of L."""
+    """Exponent of a hierarchy's module H, if it differs from L's."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
 
 def run(args: PlanArgs) -> str:
-    """The text that `deeploop plan` prints."""
+    """Return the text that `deeploop plan` prints."""
     chosen = parse(args.rule, "--rule")
     rule, other = chosen.law or DEEPLOOP, None if chosen.is_paper else chosen
     given = tuple(name for name in LOOP + HIERARCHY if getattr(args, name) is not None)
@@ -83,7 +83,7 @@ def run(args: PlanArgs) -> str:
 
 
 def refuse(args: PlanArgs, names: Iterable[str], needed: Iterable[str]) -> None:
-    """Raise where one of these options is given, which go with others."""
+    """Raise ValueError if one of these options is given; they are valid only with the `needed` ones."""
     for name in names:
         if (value := getattr(args, name)) != getattr(PlanArgs, name):
             raise ValueError(f"{flags([name])} {value}: goes with {flags(needed, ' and ')}")

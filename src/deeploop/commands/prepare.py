@@ -1,4 +1,4 @@
-"""`deeploop prepare`: text into a corpus folder, conversations into a chat folder, puzzles into theirs."""
+"""`deeploop prepare`: write text, conversations or puzzles as folders that training reads."""
 
 import signal
 import sys
@@ -47,7 +47,7 @@ class PrepareCorpus(ABC):
 
     @abstractmethod
     def documents(self) -> Source:
-        """The source of the text."""
+        """Return the source of the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ def _notes(corpus: Corpus, source: Source) -> Iterator[str]:
 
 
 def _pieces(source: Source, documents: int) -> str:
-    """A note that files were split into pieces, as documents may be masked from each other in training."""
+    """Note that files were split into pieces, as training may mask documents from each other."""
     texts = sum(file.name.endswith(TEXT_SUFFIXES) for file in source.files)
     if not texts or len(source.files) >= FEW_FILES or documents <= len(source.files):
         return ""

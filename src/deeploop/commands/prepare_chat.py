@@ -1,4 +1,4 @@
-"""`deeploop prepare chat`: conversations in JSON lines into a chat folder."""
+"""`deeploop prepare chat`: write conversations in JSON lines as a chat folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from deeploop.tasks.chat.template import find_template
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareChat:
-    """Conversations to fine-tune on: .jsonl with `messages`, or `prompt` and `response`; .gz, .xz of it."""
+    """Conversations to fine-tune on: .jsonl with `messages`, or `prompt` and `response`."""
 
     file: Positional[Path]
     """A line per conversation: {"messages": [{"role": …, "content": …}, …]}, or a prompt and a response."""
@@ -33,7 +33,7 @@ class PrepareChat:
 
 
 def run(args: PrepareChat) -> str:
-    """Write the folder; returns a summary to print."""
+    """Write the folder and return a summary to print."""
     if not args.file.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz")):
         raise ValueError(f"{args.file}: unknown kind of file; known are .jsonl, .jsonl.gz, .jsonl.xz")
     found = (args.out / "chat.json").exists()

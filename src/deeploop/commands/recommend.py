@@ -13,7 +13,7 @@ HEAD_SIZES = (64, 128, 32, 16, 8, 4, 2)
 
 @dataclass(frozen=True)
 class RecommendArgs:
-    """Which residual rule, and which learning rates to compare, for a shape, a length and a batch."""
+    """Recommend a residual rule, and learning rates to compare, for a shape, a length and a batch."""
 
     blocks: int
     """Stored blocks K."""
@@ -34,7 +34,7 @@ class RecommendArgs:
 
 
 def run(args: RecommendArgs) -> str:
-    """The text that `deeploop recommend` prints."""
+    """Return the text that `deeploop recommend` prints."""
     found = recommend(
         args.blocks, args.rounds, args.width, round(args.tokens), args.batch * args.context, rule=args.rule
     )
@@ -46,7 +46,7 @@ def run(args: RecommendArgs) -> str:
 
 
 def lines(args: RecommendArgs, found: Recommendation) -> list[tuple[str, str]]:
-    """Name and text of every line of the answer."""
+    """Return the name and the text of every line of the answer."""
     rule, line = NAMED[found.rule], found.line
     folders = [folder.removeprefix(RESULTS) for folder in line.folders]
     scales = rule.scales(args.blocks, args.rounds)
@@ -81,7 +81,7 @@ def standing(found: Recommendation) -> str:
 
 
 def command(args: RecommendArgs, found: Recommendation) -> str:
-    """The training to start with, at the middle rate."""
+    """Return the training command to start with, at the middle rate."""
     steps = math.ceil(args.tokens / (args.batch * args.context))
     size = next(size for size in HEAD_SIZES if args.width % size == 0)
     options = {

@@ -12,7 +12,7 @@ from deeploop.terminal import printable
 
 @dataclass(frozen=True)
 class ReportArgs:
-    """Compares runs: one HTML page, Markdown, and a CSV file for each table."""
+    """Compare runs: one HTML page, Markdown, and a CSV file for each table."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run folders, sweep folders, or folders of them."""
@@ -29,7 +29,7 @@ class ReportArgs:
 
 
 def run(args: ReportArgs) -> str:
-    """Write the report; return where it is."""
+    """Write the report; return its location."""
     # Now: these wait for Matplotlib, --help does not.
     from deeploop.report.document import count_of, count_states, damage, make_sections
     from deeploop.report.groups import Histories

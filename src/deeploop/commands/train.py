@@ -135,7 +135,7 @@ def main(arguments: list[str]) -> int:
 
 
 def check_kept(base: RunConfig, words: list[str]) -> None:
-    """Raise for an option that would change what a resumed run keeps, before other fields must fit it."""
+    """Refuse an option that changes what a resumed run keeps, before other fields are checked."""
     known = leaf_hints(type(base))
     for word in words:
         path = word.partition("=")[0].removeprefix("--").replace("-", "_")
@@ -149,7 +149,7 @@ def check_kept(base: RunConfig, words: list[str]) -> None:
 
 
 def first_options(base: RunConfig, source: str) -> str:
-    """The help of a recipe: the options that matter, with their defaults."""
+    """Format the help of a recipe: the most important options, with their defaults."""
     known = leaf_hints(type(base))
     lines = [f"usage: deeploop train {source} [--option value …]", ""]
     if source in RECIPES:
@@ -169,9 +169,9 @@ def first_options(base: RunConfig, source: str) -> str:
 
 
 def shape_of_width(base: RunConfig, words: list[str]) -> tuple[list[str], list[str]]:
-    """Heads and hidden width for a `--width` that is given alone, as words, and a line on them.
+    """Return heads and hidden width for a `--width` given alone, as words, and a line about them.
 
-    Heads keep their size where it divides the width, else a smaller one; the hidden width keeps its ratio, in
+    Heads keep their size if it divides the width, otherwise they shrink; the hidden width keeps its ratio, in
     multiples of 16.
     """
     given, rest = None, words
@@ -196,7 +196,7 @@ def shape_of_width(base: RunConfig, words: list[str]) -> tuple[list[str], list[s
 
 
 def option_of_other_tasks(option: str, base: RunConfig, source: str) -> str | None:
-    """A line on an option that recipes of other tasks have, with one of them."""
+    """Explain an option that only recipes of other tasks have, naming one of them."""
     name = option.removeprefix("--").replace("-", "_")
     paths = {SHORT.get(option.removeprefix("--"), name), re.sub(r"(^|\.)no_", r"\1", name)}
     if paths & leaf_hints(type(base)).keys():
@@ -209,9 +209,10 @@ def option_of_other_tasks(option: str, base: RunConfig, source: str) -> str | No
 
 
 def words_of_source(base: RunConfig, start: str, words: list[str]) -> list[str]:
-    """The model's settings of the run or export that is started from, as words; not those of a --config FILE.
+    """Return the model settings of the run or export to start from, as words, except those in a --config
+    FILE.
 
-    A fine-tuning has the rounds and the gate of the run too.
+    Fine-tuning keeps the rounds and the gate of the run too.
     """
     given, _ = take_value([word.replace("--init_from", INIT_FROM) for word in words], INIT_FROM)
     source = Path(given) if given else base.init_from
@@ -239,7 +240,9 @@ def words_of_source(base: RunConfig, start: str, words: list[str]) -> list[str]:
 
 
 def check_path(config: Any, base: Any) -> None:
-    """Raise for a path that is given beside a mixture, which would not read it; the base's own is let be."""
+    """Raise ValueError for a path given with a mixture, which would not read it; the base's own path is
+    ignored.
+    """
     if isinstance(config, TrainConfig) and config.data.mix and config.data.path != base.data.path:
         raise ValueError(
             f"data.path={config.data.path}: must be left out with data.mix={' '.join(config.data.mix)}; "
@@ -250,7 +253,7 @@ def check_path(config: Any, base: Any) -> None:
 def preview(
     config: RunConfig, *, source: str, quiet: bool, named: Collection[str], stop: StopRequest
 ) -> None:
-    """Say what would be trained; nothing is written."""
+    """Print what would be trained; write nothing."""
     from deeploop.train.distributed import open_world
     from deeploop.train.opening import preview_run
 
@@ -261,7 +264,7 @@ def preview(
 
 
 def choose_base(words: list[str]) -> tuple[RunConfig | None, str, list[str]]:
-    """The config that the words start from, the words that named it, and those that change it."""
+    """Return the config that the words start from, the words that named it, and those that change it."""
     if words and words[0].startswith("--") and (found := _base_without_recipe(words)):
         return found
     if words and words[0] in GONE:
@@ -294,7 +297,7 @@ def _base_without_recipe(words: list[str]) -> tuple[RunConfig, str, list[str]] |
 
 
 def take_value(words: list[str], option: str) -> tuple[str | None, list[str]]:
-    """The value that follows an option, and the words without both; None where none follows it."""
+    """Return the value that follows an option, and the words without both; None if no value follows."""
     for at, word in enumerate(words):
         name, _, value = word.partition("=")
         if name == option and value:
@@ -305,7 +308,7 @@ def take_value(words: list[str], option: str) -> tuple[str | None, list[str]]:
 
 
 def with_vocabulary_of_corpus(config: Any, words: list[str]) -> tuple[Any, list[str]]:
-    """A recipe's config with the vocabulary of its corpus, unless the words settle it; and a line of it."""
+    """Set a recipe's vocabulary to its corpus's, unless the words set it; also return a line about it."""
     from deeploop.tasks.language.vocabulary import corpus_of_other_vocabulary  # now: it opens the corpus
 
     given = any(word.startswith("--model.vocabulary") for word in words)
@@ -317,9 +320,9 @@ def with_vocabulary_of_corpus(config: Any, words: list[str]) -> tuple[Any, list[
 
 
 def with_steps_of_corpus(config: Any, words: list[str], recipe: str) -> tuple[Any, list[str]]:
-    """A recipe's config with no more steps than EPOCHS of its text, unless the words say how many.
+    """Limit a recipe to EPOCHS passes over its text, unless the words set the steps.
 
-    Raises where these would be too few to train, with the commands to choose from.
+    Raises ValueError if too few steps are left, with the commands to choose from.
     """
     from deeploop.tasks.language.vocabulary import training_tokens  # now: it opens the corpora
 
@@ -377,7 +380,7 @@ def _names(words: list[str], option: str) -> bool:
 
 
 def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, list[str]]:
-    """The config at the peak rate and warm-up that our runs have for its rule, and lines that say so."""
+    """Set the recommended peak rate and warm-up for the config's rule; also return lines about them."""
     if not isinstance(config, TrainConfig) or isinstance(config, ChatTrainConfig):
         raise ValueError(f"{AUTO_LR}: is for language models from their start; give --lr")
     for word in words:

@@ -9,7 +9,9 @@ from deeploop.config.checks import at_least
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """The collapse guard: in a collapsed run, all positions have one state and the loss is the unigram's."""
+    """The collapse guard. In a collapsed run all positions share one state, and the loss is the unigram
+    entropy.
+    """
 
     stop: bool = False
     """Stop a run that is still collapsed after warm-up, instead of only warning."""

@@ -37,7 +37,7 @@ def read_description(path: Path, name: str, version: int, fields: dict[str, Any]
 
 
 def check_fields(found: Any, fields: Any, name: str) -> None:
-    """Raise ValueError unless `found` has the fields and types of `fields`, and plain names of files."""
+    """Raise ValueError unless `found` has these fields with their types, and file names without folders."""
     kind: Any = fields if isinstance(fields, type) else type(fields)
     if type(found) is not kind:
         raise ValueError(f"{name}: must be {JSON_NAMES[kind]}, not {found!r:.40}")

@@ -250,8 +250,8 @@ def generate_texts(
 ) -> list[str]:
     """Continue several prompts at once. This is `deeploop.generate_batch`.
 
-    Each text is that of `deeploop.generate` for its prompt, the nth (from 0) with seed + n, except for bf16
-    rounding on a GPU.
+    Each text is what `deeploop.generate` returns for its prompt, with seed + n for prompt n (from 0), except
+    for bf16 rounding on a GPU.
     """
     if isinstance(prompts, str):
         raise ValueError("prompts: must be a list of texts; for one text call deeploop.generate")

@@ -161,9 +161,9 @@ def segment_bytes(
     shards: int = 1,
     kernels: bool = False,
 ) -> int:
-    """`training_bytes` of a reasoner's step on `puzzles` at once; a round is a call of a module.
+    """Estimate `training_bytes` of a reasoner's step on `puzzles` at once; a round is a call of a module.
 
-    `share` is the number of puzzles in this rank's step, if larger. `kernels` is for blocks on the kernels,
+    `share` is the number of puzzles in this rank's step, if larger. `kernels`: blocks run on the kernels,
     whose states are bf16. On Hopper FP8 keeps as much as bf16; elsewhere a visit keeps 3·width bytes more per
     position, less than a tenth, for which `train/memory.py` leaves room.
     """

@@ -40,13 +40,13 @@ class Chain(Protocol):
     """An alternative computation of all rounds at once, such as Triton kernels (`deeploop.accelerate`)."""
 
     def takes(self, model: "LoopedGPT", context: Context, noise: Tensor | None) -> bool:
-        """True if it supports a call."""
+        """Return True if it supports a call."""
         ...
 
     def __call__(
         self, model: "LoopedGPT", x: Tensor, rounds: range, context: Context, entered: Tensor | None
     ) -> Tensor:
-        """x after the rounds with these numbers."""
+        """Return x after the rounds with these numbers."""
         ...
 
 

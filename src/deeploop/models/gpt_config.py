@@ -52,7 +52,7 @@ class GPTConfig:
     norm_eps: float = 1e-5
     """Epsilon of every RMSNorm."""
     hidden: int = 2048
-    """Hidden width of SwiGLU. The lineage's medium model has 2730; 2736 is a multiple of 16 and faster."""
+    """Hidden width of SwiGLU. The public medium config has 2730; 2736 is a multiple of 16 and faster."""
     vocabulary: int = 50257
     """Real vocabulary size; the embedding is padded to the next multiple of 64."""
     context: int = 1024

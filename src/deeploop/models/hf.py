@@ -1,4 +1,4 @@
-"""LoopedGPT for transformers: config, cache, masks, attention and files are theirs, the model is ours.
+"""LoopedGPT for transformers: config, cache, masks, attention and files are transformers', the model is ours.
 
 import deeploop.models.hf  # teaches transformers the model type "deeploop"
 model = AutoModelForCausalLM.from_pretrained("exported", rounds=5)
@@ -63,7 +63,7 @@ class DeepLoopPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Set what a loaded file has not given: the rotary table always, weights where some were missing."""
+        """Set what a loaded file did not provide: the rotary table always, weights if some were missing."""
         if not isinstance(module, DeepLoopModel):
             return
         parameters = dict(module.named_parameters())
@@ -81,7 +81,8 @@ class DeepLoopPreTrainedModel(PreTrainedModel):
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> nn.Embedding:
-        """Resize as every model of transformers. Rows beyond the vocabulary, which are no words, go first.
+        """Resize like any model of transformers. Rows beyond the vocabulary, which are padding, are removed
+        first.
 
         A new word has the lowest bias of the old ones.
         """
@@ -105,7 +106,7 @@ class DeepLoopPreTrainedModel(PreTrainedModel):
         return embedding
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """Return the head; None where it is the embedding."""
+        """Return the head; None if it is the embedding."""
         model: Any = self.base_model
         return model.gpt.head
 
@@ -114,7 +115,7 @@ class DeepLoopPreTrainedModel(PreTrainedModel):
         model.head = new
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Save as every model of transformers, with the code beside the weights."""
+        """Save like any model of transformers, with the code next to the weights."""
         if not self.is_remote_code():  # else transformers copies the files that the class came from
             name = write_source(save_directory, __name__, __file__)
             self.config.auto_map = {
@@ -134,7 +135,7 @@ def looped_gpt(config: DeepLoopConfig) -> LoopedGPT:
 
 
 def drop_padding(gpt: LoopedGPT) -> None:
-    """Leave embedding, head and bias a row for each word and no more."""
+    """Keep exactly one row per word in embedding, head and bias."""
     words = gpt.config.vocabulary
     for module, name in ((gpt.embedding, "weight"), (gpt.head, "weight"), (gpt, "output_bias")):
         weight = getattr(module, name, None)
@@ -148,7 +149,8 @@ def drop_padding(gpt: LoopedGPT) -> None:
 class DeepLoopModel(DeepLoopPreTrainedModel):
     """A LoopedGPT without its readout.
 
-    Its parts are those of `gpt`, which is no submodule: so parameters have the names of `deeploop export`.
+    Its parts are those of `gpt`, which is not a submodule, so that parameters have the names of `deeploop
+    export`.
     """
 
     gpt: LoopedGPT
@@ -162,7 +164,7 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
         self.post_init()
 
     def share(self, gpt: LoopedGPT) -> None:
-        """Take over the parts of a LoopedGPT: both have one set of parameters, buffers and submodules."""
+        """Take over the parts of a LoopedGPT; both then share parameters, buffers and submodules."""
         for block in (*gpt.prelude, *gpt.blocks, *gpt.coda):
             block.__class__ = CheckpointedBlock
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
@@ -170,7 +172,7 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
         vars(self)["gpt"] = gpt
 
     def _follow_config(self) -> None:
-        """Set the rounds that the config asks for now."""
+        """Set the rounds that the config now asks for."""
         gpt, config = self.gpt, self.config
         if gpt.rounds != config.rounds:
             gpt.set_rounds(config.rounds, recompute_alpha=config.recompute_alpha)
@@ -190,10 +192,10 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Compute the states behind the final norm.
+        """Compute the states after the final norm.
 
-        `output_hidden_states` gives one more than there are visits: what enters the first block, then the
-        stream after every visit; the last is behind the final norm, as in transformers' own models.
+        `output_hidden_states` gives one more than there are visits: the input of the first block, then the
+        stream after every visit; the last is after the final norm, as in transformers' own models.
         """
         self._follow_config()
         if (input_ids is None) == (inputs_embeds is None):
@@ -246,7 +248,9 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
         )
 
     def _states(self, embedded: Tensor, positions: Tensor, attention: TransformersAttention) -> Tensor:
-        """States (B, T, width) behind the final norm of embedded tokens at these positions (B or 1, T)."""
+        """Compute states (B, T, width) after the final norm from embedded tokens at these positions (B or 1,
+        T).
+        """
         gpt = self.gpt
         rotary = self._rotary(positions, attention.cache)
         noise = gpt.first_noise
@@ -254,7 +258,7 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
         return gpt(positions, cache=attention, places=(rotary, None), state=state, embedded=embedded).states
 
     def _one_by_one(self, embedded: Tensor, positions: Tensor, attention: TransformersAttention) -> Tensor:
-        """States of token after token, as a budget of rounds asks: see `LoopedGPT.set_cache_rounds`."""
+        """Compute states token by token, as a key-value budget requires: see `LoopedGPT.set_cache_rounds`."""
         cache, mask = attention.cache, attention.mask
         if not isinstance(cache, DynamicCache):
             raise ValueError(
@@ -274,7 +278,7 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
         return torch.cat(states, dim=1)
 
     def _rotary(self, positions: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor]:
-        """Rows of the rotary table, made longer where text goes past the context."""
+        """Return rows of the rotary table, which is extended if the text exceeds the context."""
         gpt = self.gpt
         if not torch.compiler.is_compiling():
             # A static cache is compiled later, when no table can grow.
@@ -294,7 +298,7 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
         gpt.cos, gpt.sin = (half.to(gpt.cos.device) for half in table)
 
     def _check(self, tokens: Tensor) -> None:
-        """Refuse ids beyond the vocabulary, which the padded embedding would take."""
+        """Refuse ids beyond the vocabulary, which the padded embedding would accept."""
         words = self.config.vocab_size
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and tokens.numel():
             if int(tokens.max()) >= words:
@@ -304,7 +308,7 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
 
 
 def _hands_to(base: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Show what `base` takes in the signature of a function that hands it `*args` and `**kwargs`.
+    """Add the parameters of `base` to the signature of a function that passes it `*args` and `**kwargs`.
 
     generate, Trainer and torch.export read the signature of `forward`.
     """
@@ -354,7 +358,7 @@ class DeepLoopForCausalLM(DeepLoopPreTrainedModel, GenerationMixin):
         self.config.cache_rounds = budget
 
     def generate(self, *args: Any, rounds: int | None = None, **kwargs: Any) -> Any:
-        """Generate as every model of transformers; at another depth where `rounds` is given."""
+        """Generate like any model of transformers, at another depth if `rounds` is given."""
         generate: Any = super().generate  # type: ignore[misc]
         if rounds is None:
             return generate(*args, **kwargs)
@@ -370,7 +374,7 @@ class DeepLoopForCausalLM(DeepLoopPreTrainedModel, GenerationMixin):
     def forward(
         self, *args: Any, labels: Tensor | None = None, logits_to_keep: int | Tensor = 0, **kwargs: Any
     ) -> CausalLMOutputWithPast:
-        """Compute next-token logits, and with `labels` (the input ids; -100 is left out) their mean loss.
+        """Compute next-token logits and, with `labels` (the input ids; -100 is ignored), their mean loss.
 
         The other arguments are those of `DeepLoopModel`.
         """
@@ -408,7 +412,7 @@ def _positions(embedded: Tensor, attention_mask: Tensor | None, cache: Cache | N
 
 @contextmanager
 def _recorded_visits(gpt: LoopedGPT | None) -> Iterator[list[Tensor]]:
-    """Collects what enters the first block, then what every visit gives; of no model nothing."""
+    """Collect the input of the first block, then the output of every visit; without a model, nothing."""
     visits: list[Tensor] = []
 
     def record(block: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Attention and cache of transformers, as the blocks of a LoopedGPT call them: a layer is a visit."""
+"""Attention and cache of transformers, as called by the blocks of a LoopedGPT: a layer is a visit."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from deeploop.nn.cache import EngineAttention
 
 
 class Visit:
-    """A block's visit, with what transformers' attention functions read of an attention module."""
+    """A block's visit, with the attributes that transformers' attention functions read from a module."""
 
     is_causal = True
 
@@ -42,7 +42,7 @@ class TransformersAttention(EngineAttention):
 
     @property
     def seen(self) -> Any:
-        """The attention weights (B, H, T, S) of each visit, if they were wanted."""
+        """Return the attention weights (B, H, T, S) of each visit, if they were requested."""
         return None if self.weights is None else tuple(self.weights)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, slot: int) -> Tensor:

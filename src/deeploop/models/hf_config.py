@@ -12,10 +12,11 @@ from deeploop.models.gpt_config import PARTS, GPTConfig
 class DeepLoopConfig(PreTrainedConfig):
     """The fields of `GPTConfig`, and the rounds the weights were trained at.
 
-    `rounds` may be changed for test-time depth, also in `from_pretrained(folder, rounds=5)`; α stays that
-    of `trained_rounds` unless `recompute_alpha` is set. `cache_rounds` is the budget of rounds whose keys and
+    `rounds` may be changed for test-time depth, also in `from_pretrained(folder, rounds=5)`; α stays that of
+    `trained_rounds` unless `recompute_alpha` is set. `cache_rounds` is the number of rounds whose keys and
     values are kept, as in `LoopedGPT.set_cache_rounds`; None keeps all. With `padded`, as trained, the
-    embedding has rows up to the next multiple of 64; after `resize_token_embeddings` it has none but words.
+    embedding has rows up to the next multiple of 64; after `resize_token_embeddings` it has exactly one per
+    word.
     """
 
     model_type = "deeploop"
@@ -90,7 +91,7 @@ class DeepLoopConfig(PreTrainedConfig):
         self.head_width = size
 
     def to_gpt(self) -> GPTConfig:
-        """The config of the model as it was trained."""
+        """Return the config of the model as it was trained."""
         own = {field.name: getattr(self, field.name) for field in fields(GPTConfig)}
         own["rotary_scaling"] = tuple(own["rotary_scaling"] or ())  # JSON has lists, or null
         return GPTConfig(**own | {"rounds": self.trained_rounds})

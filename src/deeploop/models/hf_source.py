@@ -1,4 +1,4 @@
-"""The source of a module, and of what it imports of this package, as one flat folder.
+"""Write the source of a module, and of the deeploop modules that it imports, as one flat folder.
 
 transformers runs the code in a model's folder (`trust_remote_code=True`), but only files that lie side by
 side and import each other relatively. So deeploop/nn/cache.py becomes deeploop_nn_cache.py, and
@@ -17,8 +17,8 @@ IMPORT = re.compile(r"^( *)from (deeploop\.[\w.]+) import", re.MULTILINE)
 def write_source(folder: str | os.PathLike[str], module: str, file: str) -> str:
     """Write `module`, defined in `file`, and the deeploop modules it needs into the folder; return its name.
 
-    Its imports must name modules, not packages: a package's `__init__` would bring everything along. In a
-    folder that was written so, the files are copied as they are.
+    Its imports must name modules, not packages: a package's `__init__` would pull in everything. From a
+    folder that was written this way, the files are copied unchanged.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

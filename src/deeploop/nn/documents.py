@@ -1,4 +1,4 @@
-"""Documents that share a sequence and do not see each other: bounds, positions, mask, attention.
+"""Documents that share a sequence but are masked from each other: bounds, positions, mask, attention.
 
 A batch (B, T) is read as one row of B·T tokens, and `bounds` (n + 1,), int32, says where documents begin in
 it and where the last one ends: the `cu_seqlens` of variable-length attention. Its length is a power of two
@@ -23,7 +23,7 @@ class Spans(NamedTuple):
 
 
 class Documents(NamedTuple):
-    """Begin and end of documents for either kernel, and the largest length; used in place of a mask."""
+    """Begin and end of documents for either kernel, and the largest length; used instead of a mask."""
 
     bounds: Tensor
     longest: int

@@ -58,23 +58,25 @@ class Product(NamedTuple):
     gradient_inverse: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """x @ w.T in bf16, of x (n, k) in FP8."""
+        """Return x @ w.T in bf16, for x (n, k) in FP8."""
         return multiply(x, self.rows, self.inverse, self.weight_inverse, torch.bfloat16, fast=True)
 
     def input_gradient(self, dy: Tensor) -> Tensor:
-        """dy @ w in bf16, of dy (n, m) in FP8."""
+        """Return dy @ w in bf16, for dy (n, m) in FP8."""
         scales = self.gradient_inverse, self.weight_inverse
         return multiply(dy, self.columns, *scales, torch.bfloat16, fast=True)
 
     def weight_gradient(self, dy: Tensor, x: Tensor) -> Tensor:
-        """dy.T @ x in fp32, of both transposed (m, n) and (k, n): it sums over tokens, so it sums in fp32."""
+        """Return dy.T @ x in fp32, for both transposed, (m, n) and (k, n); it sums over tokens, hence in
+        fp32.
+        """
         return multiply(dy, x, self.gradient_inverse, self.inverse, torch.float32, fast=False)
 
 
 def multiply(
     a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, dtype: torch.dtype, *, fast: bool
 ) -> Tensor:
-    """a @ b.T of the unscaled values of a and b."""
+    """Return a @ b.T of the unscaled values of a and b."""
     return torch._scaled_mm(a, b.T, a_inverse, b_inverse, out_dtype=dtype, use_fast_accum=fast)
 
 
@@ -90,8 +92,10 @@ class Scales(NamedTuple):
 @cached_cast
 @torch.no_grad()
 def block_scales(blocks: Sequence[tuple[ScaledResidual, ScaledResidual]]) -> Scales:
-    """The scales of blocks of attention and SwiGLU, each behind an RMSNorm: its own, with a gain, or the
-    norm at the end of the sublayer before, without one.
+    """Compute the scales of blocks of attention and SwiGLU.
+
+    Each sublayer reads a normalised input: from its own RMSNorm, with a gain, or from the norm at the end of
+    the sublayer before it, without one.
     """
     tensors: list[Tensor] = []
     for pair in blocks:
@@ -117,7 +121,7 @@ def block_scales(blocks: Sequence[tuple[ScaledResidual, ScaledResidual]]) -> Sca
 
 
 def _powers(target: float, *sizes: Tensor) -> Tensor:
-    """Powers of two (K, 4) that bring each size to the target, or up to a half below it."""
+    """Return powers of two (K, 4) that scale each size to between half the target and the target."""
     return torch.exp2((target / torch.stack(sizes, 1).clamp(min=TINY)).log2().floor())
 
 
@@ -148,12 +152,14 @@ class GradientScales:
         self.scale, self.inverse = torch.empty_like(self.relative), torch.empty_like(self.relative)
 
     def measure(self, x: Tensor) -> Tensor:
-        """Return x, the loop's output, and take the scales from its gradient."""
+        """Return x, the loop's output, and set the scales from its gradient."""
         apply: Any = _MeasuredGradient.apply
         out: Tensor = apply(x, self.relative, self.scale, self.inverse)
         return out
 
 
 def spaced(table: Tensor) -> Tensor:
-    """A table (…, 4) of scalars 16 bytes apart: Triton recompiles for pointers with less alignment."""
+    """Spread the scalars of a table (…, 4) 16 bytes apart: Triton recompiles for pointers with less
+    alignment.
+    """
     return table[..., None].repeat(1, 1, 4)

@@ -33,9 +33,9 @@ def init_residual_branch_(
 ) -> None:
     """Draw every matrix from N(0, (beta·std)²), in place.
 
-    Give it the value, output and feed-forward matrices of a residual branch; of a fused q-k-v
-    projection the value rows alone, as a slice of the weight. Biases in the branch must start at 0 (or be
-    left out): torch's default draws them without β, and they would drown what β has made small.
+    Give it the value, output and feed-forward matrices of a residual branch; for a fused q-k-v projection
+    only the value rows, as a slice of the weight. Biases in the branch must start at 0 (or be absent):
+    torch's default draws them without β, and they would dominate the small weights.
     """
     for matrix in matrices:
         if not isinstance(matrix, Tensor):
@@ -50,7 +50,7 @@ def init_residual_branch_(
 def init_truncated_(
     tensors: Iterable[Tensor], *, std: float, beta: float = 1.0, generator: torch.Generator | None = None
 ) -> None:
-    """Draw every tensor from a normal cut off at ±2σ, in place; its std after the cut is beta·std."""
+    """Draw every tensor from a normal truncated at ±2σ, in place; its std after truncation is beta·std."""
     # Var = 1 − 2·CUT·φ(CUT) / (Φ(CUT) − Φ(−CUT)) of a standard normal cut at ±CUT.
     density = math.exp(-(CUT**2) / 2) / math.sqrt(2 * math.pi)
     sigma = beta * std / math.sqrt(1 - 2 * CUT * density / math.erf(CUT / math.sqrt(2)))
@@ -65,8 +65,8 @@ def init_truncated_(
 def scale_branch_(branch: nn.Module, beta: float, *, gate: bool = True) -> None:
     """Multiply the value, output and feed-forward matrices of any branch by β, once: W ← β·W.
 
-    Queries and keys stay as they were drawn, without `gate` a gate does too. The biases beside a scaled
-    matrix become 0: torch draws them without β, and they would drown what β has made small.
+    Queries and keys stay as drawn; so does a gate, without `gate`. The biases of scaled matrices become 0:
+    torch draws them without β, and they would dominate the small weights.
     """
     for path, parameter in branch.named_parameters():
         *owners, attribute = path.split(".")
@@ -90,11 +90,11 @@ def scale_branch_(branch: nn.Module, beta: float, *, gate: bool = True) -> None:
 def init_weights_(
     model: nn.Module, rule: InitRule, seed: int, parts: Mapping[str, InitRule] | None = None
 ) -> None:
-    """Set every parameter of `model`: gains (vectors) to 1, biases to 0, matrices drawn as `rule` says.
+    """Set every parameter of `model`: gains (vectors) to 1, biases to 0, matrices drawn by `rule`.
 
-    `parts` are the rules of submodules that have another. A module with a method `init_weights_` sets its own
-    weights, such as an injection. A parameter for which no initial value is stated is an error, so nothing is
-    left as it was.
+    `parts` are the rules of submodules with a rule of their own. A module with a method `init_weights_`, such
+    as an injection, sets its own weights. A parameter without a stated initial value is an error, so that
+    nothing is left uninitialized.
     """
     generator = torch.Generator(device="cpu").manual_seed(seed)
     settled: set[nn.Parameter] = set()

@@ -4,8 +4,8 @@ add      x ← x + e
 linear   x ← W·[x; e], W = [I | 0] at the start
 gated    x ← a ⊙ x + softplus(dt) ⊙ B·e, a = exp(−softplus(dt)·exp(A_log))
 
-The gated carry contracts: a lies in (0, 1) whatever is learned. It starts at √(1/5), with A_log = 0 and
-B = I. What of e does not change from round to round is computed once, by `enter`.
+The gated carry contracts: a lies in (0, 1) whatever is learned. It starts at √(1/5), with A_log = 0 and B =
+I. The part that is the same in every round is computed once, by `enter`.
 """
 
 import math
@@ -21,17 +21,17 @@ FIRST_DECAY = math.sqrt(1 / 5)
 
 
 class Injection(nn.Module):
-    """x ← x + e, and base class of the others, which compute in the stream's precision."""
+    """x ← x + e; base class of the others, which compute in the stream's precision."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
 
     def init_weights_(self) -> None:
-        """Set every parameter to its first value; nothing is drawn."""
+        """Set every parameter to its initial value, without random numbers."""
 
     def enter(self, e: Tensor) -> Tensor:
-        """The tensor that `forward` adds in every round, (B, T, width)."""
+        """Return the tensor that `forward` adds in every round, (B, T, width)."""
         return e
 
     def forward(self, x: Tensor, entered: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class GatedInjection(Injection):
 
 
 def make_injection(kind: InjectionKind, width: int) -> Injection | None:
-    """The injection of that name; none has no module."""
+    """Make the injection of that name; `none` has no module."""
     kinds = {"none": None, "add": Injection, "linear": LinearInjection, "gated": GatedInjection}
     if kind not in kinds:
         raise ValueError(f"kind={kind!r}: must be one of {', '.join(get_args(InjectionKind))}")

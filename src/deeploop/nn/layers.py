@@ -48,7 +48,7 @@ def rotary_table(
 ) -> Rotary:
     """cos and sin of position · base^(-2i/D) for i < D/2, on the CPU, shape (context, D/2).
 
-    The angles are taken in float64: in float32 those of late positions are off by 1e-4. `scaling` is a
+    The angles are computed in float64: in float32, late positions are off by 1e-4. `scaling` is a
     factor by which positions are divided (linear), or Llama 3's four numbers (`_llama3_frequencies`).
     """
     if head_size % 2:
@@ -74,7 +74,7 @@ def _llama3_frequencies(frequency: Tensor, factor: float, low: float, high: floa
 
 
 def apply_rotary(x: Tensor, rotary: Rotary) -> Tensor:
-    """Turn the pairs (x[i], x[i + D/2]) of x (..., T, D) by their positions' angles (half-split)."""
+    """Rotate the pairs (x[i], x[i + D/2]) of x (..., T, D) by the angles of their positions (half-split)."""
     cos, sin = rotary
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
@@ -125,9 +125,9 @@ class SelfAttention(nn.Module):
 class CausalSelfAttention(SelfAttention):
     """Causal multi-head attention; queries and keys are rotated, then normalised by head.
 
-    `qk_norm`: normalised before they are rotated instead, or not at all.
+    `qk_norm` can put the normalisation before the rotation, or remove it.
 
-    A cache holds what `scaled_dot_product_attention` receives: finished keys and values.
+    A cache holds keys and values as `scaled_dot_product_attention` receives them.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Cross-entropy: of a linear head that never holds the whole logits tensor, and by stablemax.
+"""Cross-entropy: of a linear head, without ever holding the whole logits tensor, and by stablemax.
 
-For P positions and V words the logits are P×V numbers, more than the rest of a small model together.
-Here the positions go through in chunks, and each chunk's gradients are taken at once, in the forward
-pass, while its logits are at hand; the backward pass only multiplies them by the incoming scalar.
+For P positions and V words the logits are P×V numbers, more than everything else in a small model. Here the
+positions are processed in chunks. Each chunk's gradients are computed in the forward pass, while its logits
+are in memory; the backward pass only multiplies them by the incoming scalar.
 """
 
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def token_losses(
 
 
 def _how(x: Tensor, weight: Tensor, chunk: int | None) -> tuple[Chunk | None, int]:
-    """Choose the kernel, if it applies, and the number of positions held at a time."""
+    """Choose the kernel, if it applies, and the number of positions per chunk."""
     kernel = _kernel() if x.is_cuda and torch.is_autocast_enabled("cuda") else None
     if chunk is None:
         most = MAX_LOGITS if kernel is None else MAX_NARROW_LOGITS
@@ -171,7 +171,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, in one pass where a GPU adds up narrow products in fp32 itself."""
+    """total += a @ b, in one pass if a GPU accumulates narrow products in fp32 itself."""
     if a.is_cuda and total.dtype == torch.float32 and a.dtype != torch.float32:
         torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     else:

@@ -24,5 +24,5 @@ def recomputed(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def maybe_checkpoint(function: Callable[..., T], *args: Any, recompute: bool) -> T:
-    """function(*args), `recomputed` if so asked and there is a backward pass."""
+    """Call function(*args), `recomputed` if asked for and if there is a backward pass."""
     return (recomputed(function) if recompute and torch.is_grad_enabled() else function)(*args)

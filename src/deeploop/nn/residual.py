@@ -28,16 +28,16 @@ class ScaledResidual(nn.Module):
 
     ScaledResidual(attention, 768, "deeploop", blocks=12, rounds=3)
 
-    Of a branch that returns a tuple, as attention in transformers and in torch does, the first element is the
-    output; the rest (attention weights) is dropped. The residual has the norms and the skip: a branch has
-    none of its own.
+    If the branch returns a tuple, as attention in transformers and in torch does, the first element is its
+    output; the rest (attention weights) is dropped. The residual adds the norms and the skip: the branch must
+    have none.
 
-    The rule has its scales by the `blocks` K that are stored and the `rounds` R that each is applied. α and ε
-    are read at every visit. β is drawn once, into the branch's value, output and feed-forward matrices: they
-    are multiplied by it here, unless `init` is False, as for weights that were trained.
+    The scales follow from the number of stored `blocks` K and the number of `rounds` R that each is applied.
+    α and ε are used at every visit. β is applied once: the branch's value, output and feed-forward matrices
+    are multiplied by it here, unless `init` is False, as for trained weights.
 
-    Who counts the depth in another way gives `alpha` or `epsilon` (`Rule.scales`) in place of blocks and
-    rounds, and draws β by `init_residual_branch_`. A rule that tells blocks apart needs the `number` of the
+    To count the depth differently, pass `alpha` or `epsilon` (`Rule.scales`) instead of blocks and rounds,
+    and draw with β by `init_residual_branch_`. A rule that differs between blocks needs the `number` of the
     stored block, from 1.
 
     To compile a loop, compile each layer (`for layer in loop: layer.compile()`): each is then compiled once,
@@ -115,8 +115,8 @@ class ScaledResidual(nn.Module):
 def _drop_gain(norm: nn.Module) -> None:
     """Remove the gain of a norm of any class.
 
-    Ours and torch's take a weight of None for 1. Others (transformers') need a tensor: it stays as it is
-    before training, a gain of 1, and is no parameter.
+    Ours and torch's accept a weight of None as 1. Others (transformers') need a tensor: it keeps its
+    untrained value, a gain of 1, and is no longer a parameter.
     """
     if not hasattr(norm, "weight"):
         raise ValueError(f"norm: a {type(norm).__name__} has no weight that could be left out")
@@ -128,7 +128,7 @@ def _drop_gain(norm: nn.Module) -> None:
 
 
 def warn_of_own_residual(branch: nn.Module, width: int) -> None:
-    """Warn about a norm of the stream, or a skip, that can be seen inside a branch."""
+    """Warn about a norm of the stream, or a skip, that is visible inside a branch."""
     for name, module in branch.named_modules():
         kind, place = type(module).__name__, f"branch.{name}".rstrip(".")
         sizes = [parameter.numel() for parameter in module.parameters(recurse=False)]

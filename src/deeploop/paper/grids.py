@@ -1,4 +1,4 @@
-"""The paper's sweeps at three scales, read from `grids.toml`, which has the form. No torch."""
+"""The paper's sweeps at three scales, read from `grids.toml`. No torch."""
 
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ def _file() -> dict[str, Any]:
 
 
 def grids() -> dict[str, str]:
-    """Name of each grid → a line on it."""
+    """Map the name of each grid to a line about it."""
     return {name: grid["about"] for name, grid in _file().items() if name != "shared"}
 
 
@@ -40,7 +40,7 @@ def paper_grid(name: str, scale: Scale) -> dict[str, Any]:
 
 
 def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Both tables; where both have a value, the other's."""
+    """Merge two nested tables; values of the second take precedence."""
     found = dict(one)
     for key, value in other.items():
         known = found.get(key)
@@ -51,7 +51,7 @@ def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def _axis(axis: Any) -> Any:
-    """A list of values or labels with their settings, as a grid file has them."""
+    """Return an axis: a list of values, or labels with their settings."""
     if isinstance(axis, str):
         return _file()["shared"]["axes"][axis]
     if isinstance(axis, dict) and "exponents" in axis:

@@ -58,7 +58,7 @@ class Value:
 
 
 def _values(name: str) -> dict[Any, Value]:
-    """The numbers of a table by the keys of its rows and columns."""
+    """Map the keys of rows and columns to the numbers of a table."""
     found: dict[Any, Value] = {}
     for table in _FILE["tables"][name]:
         for key, row, numbers in table["rows"]:

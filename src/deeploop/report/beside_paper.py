@@ -1,7 +1,7 @@
-"""Runs beside the paper's tables: losses, accuracy, the exponent p, votes on ARC, cost, settings. No torch.
+"""Compare runs with the paper: losses, accuracy, the exponent p, votes on ARC, cost, settings. No torch.
 
-Of runs of the paper's kind: its sweeps at any scale, its two shapes on GPT-2 tokens, votes on ARC. `deeploop
-report --paper` compares any run.
+By default only runs of the paper's kind are compared: its sweeps at any scale, its two shapes on GPT-2
+tokens, votes on ARC. `deeploop report --paper` compares any run.
 """
 
 import math
@@ -60,7 +60,7 @@ def is_of_the_paper(setup: Setup) -> bool:
 
 
 def size(setup: Setup) -> str:
-    """The size in the paper to compare with: from the sweep's label, else by width and blocks."""
+    """Return the paper's size to compare with: from the sweep's label, else by width and blocks."""
     for run in setup.runs:
         if run.axes.get("size") in published.SETUP:
             return str(run.axes["size"])
@@ -69,13 +69,15 @@ def size(setup: Setup) -> str:
 
 
 def per_token(setup: Setup) -> bool:
-    """Return True if its losses are per GPT-2 token, as the paper's."""
+    """Return True if the losses are per GPT-2 token, as in the paper."""
     return setup.unit == "GPT-2 token"
 
 
 # ── Table 1: validation loss against R ──────────────────────────────────────────────────────────────────
 def loss_table(setup: Setup, histories: Histories) -> Table:
-    """Our rows, Δ against pre-norm, then the paper's rows of one size, if they are per token too."""
+    """Make a table of our losses, Δ against pre-norm and, if they are per token, the paper's rows of one
+    size.
+    """
     rounds = sorted({*(ROUNDS if per_token(setup) else ()), *setup.rounds})
     rows = [
         [HERE, label, *(cells[R].text(histories.loss) if R in cells else MISSING for R in rounds)]
@@ -113,9 +115,9 @@ def printed(value: published.Value | None) -> str:
 
 
 def our_deltas(setup: Setup, histories: Histories, rounds: Sequence[int]) -> list[tuple[str, list[str]]]:
-    """Method − pre-norm where both have a mean, and both or neither the unigram bias and the like.
+    """Return method − pre-norm where both have a mean and the same additions, such as the unigram bias.
 
-    Nothing where pre-norm has several rows to choose from.
+    Return nothing if pre-norm has several rows to choose from.
     """
     firsts = {label: first(cells) for label, cells in setup.rows.items()}
     plain = [label for label, run in firsts.items() if run.rule == PRENORM]
@@ -137,7 +139,7 @@ def first(cells: Mapping[int, Cell]) -> Run:
 
 
 def papers_name(run: Run) -> str:
-    """The paper's name of a run's method; empty if it has none, as with a unigram bias or Muon."""
+    """Return the paper's name of a run's method; empty if it has none, as with a unigram bias or Muon."""
     return run.rule.name if run.rule in OURS and not additions(run) else ""
 
 
@@ -146,7 +148,7 @@ Scores = dict[tuple[int, str], float]  # (shots, task) → accuracy in %
 
 
 def scores(run: Run) -> Scores:
-    """At the rounds it was trained with; the newest evaluation wins."""
+    """Return a run's scores at the rounds it was trained with; the newest evaluation wins."""
     found: Scores = {}
     for record in read_evaluations(run.files):
         for row in record["results"]:
@@ -156,7 +158,9 @@ def scores(run: Run) -> Scores:
 
 
 def accuracy_table(setup: Setup) -> Table | None:
-    """Our rows, and under each that of the paper's Table 2 or 4; None where no run was scored."""
+    """Make a table of our accuracies, each followed by the paper's row in Table 2 or 4; None if no run was
+    scored.
+    """
     rows: list[list[str]] = []
     for label, cells in setup.rows.items():
         for R, cell in cells.items():
@@ -186,7 +190,7 @@ def accuracy_cells(ours: Sequence[Scores], shots: int) -> list[str]:
 
 
 def accuracy(ours: Sequence[Scores], shots: int, task: str) -> float | None:
-    """Mean over the runs that have the task; `average` is the mean of these, where none is missing."""
+    """Return the mean over the runs that have the task; `average` is the mean over all tasks."""
     if task == "average":
         means = [accuracy(ours, shots, name) for name in TASKS]
         known = [mean for mean in means if mean is not None]
@@ -197,9 +201,10 @@ def accuracy(ours: Sequence[Scores], shots: int, task: str) -> float | None:
 
 # ── Appendix C: the p-sweep ─────────────────────────────────────────────────────────────────────────────
 def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
-    """R, ramp and additions → runs of the paper's block over two exponents or more; some must have three.
+    """Map R, ramp and additions to runs of the paper's block over two exponents or more; some must have
+    three.
 
-    Without additions first; fewer rounds before more, gentle ramps before steep ones.
+    Those without additions come first, then fewer rounds and gentler ramps.
     """
     found: dict[tuple[str, int, float], list[Run]] = {}
     for run in (run for run in setup.runs if run.rule.is_paper):
@@ -238,7 +243,7 @@ class Escapes:
 
 
 def count_escapes(runs: Sequence[Run], histories: Histories) -> Escapes:
-    """Count over seeds; a seed that was run twice is one, and escapes if one of its runs does."""
+    """Count over seeds; a seed that was run twice counts once, and escapes if one of its runs does."""
     seeds: dict[Any, list[tuple[Run, bool, bool]]] = {}
     for run in runs:
         after = [one for one in histories[run].validations if one["step"] > 0 and one.get("floor")]
@@ -295,7 +300,7 @@ def p_sweep_table(setup: Setup, histories: Histories) -> Table:
 
 # ── Table 3 ─────────────────────────────────────────────────────────────────────────────────────────────
 def arc_table(runs: Sequence[Run]) -> Table | None:
-    """The votes of runs that were evaluated on ARC, and the paper's; None where no run was."""
+    """Make a table of our votes on ARC and the paper's; None if no run was evaluated on ARC."""
     found: dict[str, dict[str, list[float]]] = {}
     for run in runs:
         for record in read_evaluations(run.files):
@@ -322,7 +327,7 @@ def arc_table(runs: Sequence[Run]) -> Table | None:
 
 
 def arc_label(run: Run, record: dict[str, Any]) -> str:
-    """Model and rule, and where the evaluation is not the paper's."""
+    """Name model and rule, and what differs from the paper's evaluation."""
     parts = [reasoner_method(run)]
     if record["tasks"] != ARC_TASKS:
         parts.append(f"{record['tasks']} tasks")
@@ -333,7 +338,9 @@ def arc_label(run: Run, record: dict[str, Any]) -> str:
 
 # ── Appendix D: cost ────────────────────────────────────────────────────────────────────────────────────
 def cost_table(groups: Sequence[Setup]) -> Table | None:
-    """Time per token relative to R = 1, and hours, of the paper's two rules: ours and the paper's."""
+    """Make a table of time per token relative to R = 1, and hours, for the paper's two rules: ours and the
+    paper's.
+    """
     rows = []
     for setup in groups:
         for label, cells in setup.rows.items():
@@ -368,7 +375,7 @@ def settings(groups: Sequence[Setup], runs: Sequence[Run]) -> list[Part]:
 
 
 def differences_table(groups: Sequence[Setup]) -> Table:
-    """Every setting of the paper's in which some run differs from it, a column for each set-up."""
+    """Make a table of every setting of the paper in which some run differs, with a column for each set-up."""
     sizes = [one for one in published.SIZES if any(size(setup) == one for setup in groups)]
     paper = [published.SETUP[one] for one in sizes]
     ours = [setup.runs[0].fields for setup in groups]
@@ -392,7 +399,7 @@ def differences_table(groups: Sequence[Setup]) -> Table:
 
 
 def values(setup: Setup, name: str) -> str:
-    """A field's values among the runs of a set-up."""
+    """Return a field's values among the runs of a set-up."""
     return ", ".join(sorted({setting(run.fields.get(name, MISSING)) for run in setup.runs}, key=natural))
 
 

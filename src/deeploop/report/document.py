@@ -11,7 +11,7 @@ from deeploop.report.tables import MISSING
 
 
 def make_sections(runs: Sequence[Run], histories: Histories, *, paper: bool = False) -> list[Section]:
-    """The sections of a report on these runs; `paper` asks for the paper's tables beside any of them."""
+    """Make the sections of a report on these runs; `paper` asks for the paper's tables for any of them."""
     trained = [run for run in runs if run.state != "untrained"]
     depths = views.depths_table(trained)
     losses: list[Part] = [chart for field in views.AXES for chart in views.against(trained, histories, field)]
@@ -57,7 +57,7 @@ def summary(runs: Sequence[Run]) -> list[str]:
 
 
 def damage(runs: Sequence[Run], histories: Histories) -> list[str]:
-    """Name the runs with damaged metrics; an unreadable run gives no number anyway."""
+    """Name the runs with damaged metrics; an unreadable run has no numbers anyway."""
     counts = {one.name: histories[one].damaged for one in runs if one.state != "unreadable"}
     found = ", ".join(f"{name} ({count})" for name, count in counts.items() if count)
     return [f"Lines of metrics.jsonl that can't be read, and are left out: {found}."] if found else []

@@ -1,7 +1,7 @@
-"""Which runs belong together: seeds of one cell, and the cells of a set-up by method and R. No torch.
+"""Group runs: seeds of one cell, and the cells of a set-up by method and R. No torch.
 
-Runs are seeds of one cell if they agree in every setting but the seed. Runs share a set-up, and so a table of
-the paper's form, if they agree in the model's shape, the data and the number of tokens.
+Runs are seeds of one cell if they agree in every setting but the seed. Runs share a set-up, and so a table
+like the paper's, if they agree in the model's shape, the data and the number of tokens.
 """
 
 import json
@@ -54,7 +54,7 @@ FEW = 8
 
 
 class Histories:
-    """Metrics of runs, each file read once and only when asked for."""
+    """Metrics of runs; each file is read once, when it is first needed."""
 
     def __init__(self) -> None:
         self._read: dict[Path, History] = {}
@@ -65,7 +65,7 @@ class Histories:
         return self._read[run.folder]
 
     def loss(self, run: Run) -> float | None:
-        """The validation loss that counts: at the sweep's `compare_at`, else the last."""
+        """Return the validation loss to compare: at the sweep's `compare_at`, else the last."""
         if run.compare_at is not None:
             for line in self[run].validations:
                 if line["step"] == run.compare_at:
@@ -75,16 +75,16 @@ class Histories:
 
 # ── Methods ─────────────────────────────────────────────────────────────────────────────────────────────
 def method(run: Run) -> str:
-    """The name of the rule, and what was added to it."""
+    """Name the rule and what was added to it."""
     if run.stamp.get("task") in REASONERS:
         return reasoner_method(run)
     return run.rule.title + additions(run) if "model.rule" in run.fields else MISSING
 
 
 def additions(run: Run) -> str:
-    """Differences from a plain loop trained with AdamW: ` + unigram bias + Muon`.
+    """Name the differences from a plain loop trained with AdamW: ` + unigram bias + Muon`.
 
-    Plain is a fixed R, or on an iterated task a round for each step.
+    Plain is a fixed R, or one round per step on an iterated task.
     """
     found = ""
     for name, (usual, words) in ADDED.items():
@@ -97,7 +97,7 @@ def additions(run: Run) -> str:
 
 
 def reasoner_method(run: Run) -> str:
-    """HRM or TRM, and the rule of its blocks."""
+    """Name HRM or TRM, and the rule of its blocks."""
     own, model = run.fields, str(run.stamp.get("task")).upper()
     rule, high = parse(own.get("model.rule", "postnorm")), own.get("model.high_rule")
     if not (rule.has_alpha or high):
@@ -129,7 +129,7 @@ class Cell:
 
     @property
     def trained(self) -> list[Run]:
-        """The runs that ended without collapsing."""
+        """Return the runs that ended without collapsing."""
         return [run for run in self.runs if run.ended and run.validation.get("verdict") != "collapsed"]
 
     @property
@@ -143,7 +143,7 @@ class Cell:
         return self.of_trained(histories.loss)
 
     def text(self, value: Callable[[Run], float | None], form: str = ".4f") -> str:
-        """Mean and spread of the runs that trained; text where there is no number."""
+        """Format mean and spread of the runs that trained; say why there is no number otherwise."""
         found, fallen = self.of_trained(value), len(self.collapsed)
         if not found:
             ended = any(run.ended for run in self.runs)
@@ -154,12 +154,12 @@ class Cell:
 
 
 def spread(values: Sequence[float], form: str = ".4f") -> str:
-    """`2.0500 ± 0.0707`: mean and standard deviation."""
+    """Format mean and standard deviation: `2.0500 ± 0.0707`."""
     return format(fmean(values), form) + (f" ± {stdev(values):{form}}" if len(values) > 1 else "")
 
 
 def repeats(runs: Sequence[Run]) -> str:
-    """`3 runs of 2 seeds` if a seed was run more than once: the spread is then not over seeds alone."""
+    """Format `3 runs of 2 seeds` if a seed was run more than once: the spread then mixes runs and seeds."""
     seeds = len({run.seed for run in runs})
     return f"{len(runs)} runs of {seeds} seed{'s' * (seeds > 1)}" if seeds < len(runs) else ""
 
@@ -178,14 +178,14 @@ def cells(runs: Iterable[Run]) -> list[Cell]:
 
 
 def methods(runs: Sequence[Run]) -> list[str]:
-    """The method of each run, without the additions that all of them have."""
+    """Return the method of each run, without the additions that all of them have."""
     parts = [method(run).split(" + ") for run in runs]
     common = set.intersection(*(set(own[1:]) for own in parts)) if len(parts) > 1 else set()
     return [" + ".join([own[0], *(part for part in own[1:] if part not in common)]) for own in parts]
 
 
 def labels(cells: Sequence[Cell], *, but: Sequence[str] = ()) -> list[str]:
-    """Name each cell by its method and the settings in which the cells differ, but for some.
+    """Name each cell by its method and the settings in which the cells differ, except those in `but`.
 
     Cells that vary in the exponent of the paper's block are named by it.
     """
@@ -204,7 +204,7 @@ def _told(run: Run, names: Sequence[str]) -> list[str]:
 
 
 def along(cells: Sequence[Cell], field: str, *, but: Sequence[str] = ()) -> dict[str, list[Cell]]:
-    """Name → cells that agree in all but a field and the seed, where the field has two values or more."""
+    """Group the cells that agree in all but a field and the seed, if the field has two values or more."""
     found: dict[str, list[Cell]] = {}
     but = (field, *but)
     having = [cell for cell in cells if field in cell.first.fields]
@@ -217,7 +217,7 @@ def along(cells: Sequence[Cell], field: str, *, but: Sequence[str] = ()) -> dict
 
 
 def in_legend(labels: Iterable[str]) -> dict[str, str]:
-    """Label → its name in a legend: more labels than that has room for are named by their method alone."""
+    """Map labels to names in a legend: if there are too many, they are named by their method alone."""
     labels = list(dict.fromkeys(labels))
     return {one: one if len(labels) <= FEW else one.partition(" · ")[0] for one in labels}
 
@@ -243,7 +243,7 @@ class Setup:
 
     @property
     def unit(self) -> str:
-        """The unit of data that the losses are per; it depends on the vocabulary."""
+        """Return the unit that losses are per, which depends on the vocabulary."""
         return self.runs[0].unit
 
     @property
@@ -256,7 +256,7 @@ class Setup:
 
     @cached_property
     def rows(self) -> dict[str, dict[int, Cell]]:
-        """Row label → rounds → cell; a method has several rows where settings differ at one R."""
+        """Map row label and rounds to a cell; a method has several rows if settings differ at one R."""
         rows: dict[str, dict[int, Cell]] = {}
         for name in sorted({method(run) for run in self.runs}, key=method_order):
             own = cells(run for run in self.runs if method(run) == name)
@@ -269,7 +269,7 @@ class Setup:
 
 
 def setups(runs: Sequence[Run]) -> list[Setup]:
-    """The set-ups of the language runs, the largest first."""
+    """Return the set-ups of the language runs, the largest first."""
     found: dict[str, list[Run]] = {}
     for run in filter(is_language, runs):
         shape = {
@@ -293,13 +293,13 @@ def is_language(run: Run) -> bool:
 
 # ── Settings as text ────────────────────────────────────────────────────────────────────────────────────
 def short(name: str, among: Sequence[str]) -> str:
-    """`model.p` → `p`, unless another field ends alike."""
+    """Shorten `model.p` to `p`, unless another field ends alike."""
     word = name.rpartition(".")[2]
     return word if [other.rpartition(".")[2] for other in among].count(word) == 1 else name
 
 
 def setting(value: Any) -> str:
-    """A value as on the command line; a list as its items."""
+    """Format a value as on the command line, and a list as its items."""
     if isinstance(value, list | tuple):
         return " ".join(map(setting, value)) or MISSING
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Tables of runs with the settings that tell them apart, for `deeploop runs` and a report. No torch."""
+"""Tables of runs with the settings in which they differ, for `deeploop runs` and reports. No torch."""
 
 import shlex
 import textwrap
@@ -58,7 +58,9 @@ def as_json(run: Run, settings: Sequence[str]) -> dict[str, Any]:
 
 
 def text(runs: Sequence[Run], width: int | None) -> str:
-    """A table for each kind of run; one alone has no heading. Below, how to continue those that stopped."""
+    """Format a table for each kind of run, without a heading if there is only one, then how to resume stopped
+    runs.
+    """
     groups = by_kind(runs)
     if len(groups.keys() - {UNKNOWN}) < 2:
         found = [fitted(runs, width)]
@@ -75,7 +77,7 @@ def by_kind(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def kind(run: Run) -> str:
-    """The kind of model and task; unknown for a run that was not started, or can't be read."""
+    """Name the kind of model and task; unknown for a run that was not started, or can't be read."""
     task = run.stamp.get("task", "language")
     return KINDS.get(task, printable(f"task {task:.40}")) if run.stamp else UNKNOWN
 
@@ -92,7 +94,7 @@ def resume_hints(runs: Sequence[Run]) -> list[str]:
 
 # ── The table ───────────────────────────────────────────────────────────────────────────────────────────
 def runs_table(runs: Sequence[Run], name: str = "runs", title: str = "") -> Table:
-    """Every column but the optional ones that no run has, such as GPU-hours on CPUs."""
+    """Make a table of every column, except optional ones that no run has, such as GPU-hours on CPUs."""
     table = Table.of(name, title, runs, columns(runs))
     empty = {h for h in EXPENDABLE if h in table.header and {*table.column(h)} == {MISSING}}
     return table.without(empty)
@@ -119,7 +121,7 @@ def columns(runs: Sequence[Run]) -> Columns:
 
 
 def setting_columns(runs: Sequence[Run], but: Sequence[str] = ()) -> Columns:
-    """The settings in which these runs differ, those of most interest first."""
+    """Return the settings in which these runs differ, the most interesting first."""
     names = sorted(differing(runs), key=lambda name: (*FOREMOST, name).index(name))
 
     def column(name: str) -> Callable[[Run], str]:
@@ -131,7 +133,9 @@ def setting_columns(runs: Sequence[Run], but: Sequence[str] = ()) -> Columns:
 
 
 def loss_columns(runs: Sequence[Run], loss: Callable[[Run], float | None]) -> Columns:
-    """Heading → cells of `loss`; losses per byte and per token have a column each, and bits per byte one."""
+    """Map headings to cells of `loss`: losses per byte and per token have a column each, and bits per byte
+    one.
+    """
     units = sorted({run.unit for run in runs if loss(run) is not None})
     if len(units) < 2:
         return {"loss": lambda run: number(loss(run), ".4f")}
@@ -147,7 +151,7 @@ def loss_columns(runs: Sequence[Run], loss: Callable[[Run], float | None]) -> Co
 
 
 def fitted(runs: Sequence[Run], width: int | None) -> str:
-    """All columns that fit; what is the same in all runs, or was left out, is named below."""
+    """Keep all columns that fit; settings that all runs share, and columns left out, are named below."""
     table = runs_table(runs)
     if width is None or table.width <= width:
         return table.text()
@@ -175,14 +179,14 @@ def fitted(runs: Sequence[Run], width: int | None) -> str:
 
 
 def steps_done(run: Run) -> str:
-    """`250/1,000`; a retrofit that was not trained yet has no steps."""
+    """Format `250/1,000`; a retrofit that was not trained yet has no steps."""
     if not run.fields or run.state == "untrained":
         return MISSING
     return f"{run.step:,}/{number(run.steps, ',d')}"
 
 
 def started(run: Run) -> str:
-    """`2026-11-16 09:49`, UTC: when run.json was written."""
+    """Format when run.json was written, in UTC: `2026-11-16 09:49`."""
     return str(run.stamp.get("written", MISSING))[:16].replace("T", " ")
 
 

@@ -57,7 +57,7 @@ OWN = {"report.html", "report.md", "tables", "figures"}
 
 @dataclass(frozen=True)
 class Html:
-    """Markup of our own making; everything else is escaped."""
+    """Markup that we generated; everything else is escaped."""
 
     text: str
 
@@ -68,7 +68,7 @@ Part = str | Table | Chart | Html
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and the parts below it; without a title no heading."""
+    """A heading and the parts below it; without a title, no heading."""
 
     title: str
     parts: Sequence[Part]
@@ -84,7 +84,7 @@ def note(text: str) -> Html:
 
 # ── HTML ────────────────────────────────────────────────────────────────────────────────────────────────
 def page(title: str, sections: Sequence[Section], *, style: str = "", contents: bool = False) -> str:
-    """A whole page; `style` is more CSS, `contents` asks for links to the headings."""
+    """Make a whole page; `style` is additional CSS, `contents` adds links to the headings."""
     name = html.escape(title)
     titles = [section.title for section in sections if section.title]
     return (
@@ -99,13 +99,13 @@ def page(title: str, sections: Sequence[Section], *, style: str = "", contents: 
 
 
 def links(titles: Iterable[str]) -> str:
-    """Links to headings."""
+    """Make links to headings."""
     words = (f'<a href="#{anchor(title)}">{html.escape(title)}</a>' for title in titles)
     return f"<nav>{' '.join(words)}</nav>\n"
 
 
 def anchor(text: str) -> str:
-    """A heading's name for links: letters, digits and hyphens only."""
+    """Return a heading's anchor: letters, digits and hyphens only."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "section"
 
 
@@ -145,7 +145,7 @@ def _markdown_part(part: str | Table | Chart) -> str:
 
 
 def check_out(out: Path) -> None:
-    """Raise for a folder that holds something, and no report."""
+    """Raise ValueError for a folder that holds anything but a report."""
     held = {one.name for one in out.iterdir()} if out.is_dir() else set()
     if not held <= OWN and "report.html" not in held:
         raise ValueError(f"out={out}: holds other things than a report; name a new folder")

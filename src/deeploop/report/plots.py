@@ -1,6 +1,6 @@
-"""A chart: panels of lines, points and images as data, and the one style that draws them all. No torch.
+"""A chart: panels of lines, points and images as data, and the one style that draws them. No torch.
 
-Matplotlib is imported when a chart is drawn: what only describes one starts at once.
+Matplotlib is imported when a chart is drawn, so that code that only describes charts starts fast.
 """
 
 import io
@@ -53,7 +53,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """A pair of axes: labels have units."""
+    """A pair of axes, whose labels have units."""
 
     lines: Sequence[Line] = ()
     title: str = ""
@@ -85,7 +85,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure with its name and what to see in it."""
+    """A figure with its name and a caption that says what to see."""
 
     name: str
     caption: str
@@ -103,16 +103,16 @@ class Chart:
 
 # ── Colours ─────────────────────────────────────────────────────────────────────────────────────────────
 def rule_of(label: str) -> str:
-    """The rule that a label begins with, such as "averaged + unigram bias, peak_lr 0.001"."""
+    """Return the rule that a label begins with, such as "averaged + unigram bias, peak_lr 0.001"."""
     label = re.sub("^(HRM|TRM) ", "", label)
     known = max((rule for rule in RULE_COLOURS if label.startswith(rule)), key=len, default="")
     return known or re.split(r" \+ |, | · ", label)[0]
 
 
 def looks(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Label → colour and dashes: a rule's own colour, with other dashes for each of its labels.
+    """Map labels to colours and dashes: a rule has one colour, and each of its labels other dashes.
 
-    Labels of one rule alone, or of none, are told apart by colour, from the first to the last.
+    If all labels belong to one rule, or to none, colours tell them apart, from the first to the last.
     """
     labels = list(dict.fromkeys(labels))
     rules = {rule_of(label) for label in labels}
@@ -129,7 +129,7 @@ def looks(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def graded(count: int) -> list[str]:
-    """`count` colours from violet to orange."""
+    """Return `count` colours from violet to orange."""
     if count == 1:
         return [GRADED[1]]
     places = [(len(GRADED) - 1) * index / (count - 1) for index in range(count)]
@@ -223,14 +223,14 @@ def scaled(factor: float) -> Any:
 
 
 def _draw_mark(axes: "Axes", x: float, words: str) -> None:
-    """A vertical line with its name where there is room."""
+    """Draw a vertical line, with its name where there is room."""
     axes.axvline(x, color=INK, ls="--", lw=1)
     side = "right" if x > sum(axes.get_xlim()) / 2 else "left"
     axes.annotate(f" {words} ", (x, 1), xycoords=("data", "axes fraction"), ha=side, va="top", color=INK)
 
 
 def _draw_legend(figure: "Figure", chart: Chart, width: float) -> None:
-    """One legend for all panels, below them."""
+    """Draw one legend for all panels, below them."""
     from matplotlib.patches import Patch
 
     named: dict[str, Any] = {}
@@ -249,7 +249,7 @@ def _draw_legend(figure: "Figure", chart: Chart, width: float) -> None:
 
 
 def quiet(axes: "Axes") -> None:
-    """Thin frame, light grid, all in the colour that the page may replace."""
+    """Set a thin frame and a light grid, in the colour that the page may replace."""
     axes.grid(alpha=0.25, lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
@@ -265,7 +265,7 @@ def plain(text: str) -> str:
 
 
 def save_png(figure: "Figure | Chart", path: Path) -> None:
-    """Reduce the image to a palette: a third of the bytes, and no visible difference."""
+    """Save the image with a palette: a third of the bytes, and no visible difference."""
     from PIL import Image
 
     if isinstance(figure, Chart):
@@ -278,7 +278,7 @@ def save_png(figure: "Figure | Chart", path: Path) -> None:
 
 
 def inline_svg(chart: Chart) -> str:
-    """Two drawings, of which a page shows the one for its width, in the page's text colour."""
+    """Draw the chart for two widths, in the page's text colour; the page shows the one that fits."""
     return _svg(draw(chart), "page") + _svg(draw(chart, NARROW), "phone")
 
 
@@ -295,6 +295,6 @@ def _svg(figure: "Figure", kind: str) -> str:
 
 # ── Numbers for lines ───────────────────────────────────────────────────────────────────────────────────
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean of each value and up to `window` - 1 before it."""
+    """Return the mean of each value and up to `window` - 1 before it."""
     starts = (max(0, end - window) for end in range(1, len(values) + 1))
     return [sum(values[a:b]) / (b - a) for b, a in enumerate(starts, start=1)]

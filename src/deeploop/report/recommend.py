@@ -1,4 +1,4 @@
-"""Which rule, and which learning rates to compare, for K blocks, R rounds, a width and a batch. No torch.
+"""Recommend a rule and learning rates to compare, for K blocks, R rounds, a width and a batch. No torch.
 
 The rule is the best one in long training, named with those that cannot be told apart from it. The rates are
 three, an octave apart, around a line through the best rates of all our studies (`make results`):
@@ -88,7 +88,7 @@ def recommend(
 ) -> Recommendation:
     """The rates to search for a rule, by default the best one in long training.
 
-    `tokens` are those of the whole training, `batch_tokens` those of a step.
+    `tokens` counts the whole training, `batch_tokens` one step.
     """
     asked = {"blocks": blocks, "rounds": rounds, "width": width, "batch_tokens": batch_tokens}
     for name, value in {**asked, "tokens": tokens}.items():
@@ -129,7 +129,7 @@ def _check_reach(name: str, value: int, low: int, high: int) -> None:
 
 
 def tokens_per_parameter(tokens: int, blocks: int, width: int) -> float:
-    """Per parameter of the blocks, about 12 · width² each."""
+    """Return tokens per parameter of the blocks, which have about 12 · width² each."""
     return tokens / (12 * blocks * width**2)
 
 

@@ -1,7 +1,7 @@
 """Results beside a run's metrics: eval.json, validation.json, depth.json and diagnose.json. No torch.
 
-Commands that measure `add` a record and `read` them again, and refuse a damaged file. A report reads with
-`read_evaluations` and its like, which leave out what is not of its kind.
+Commands that measure `add` a record and `read` them again, and refuse a damaged file. A report uses
+`read_evaluations` and the like, which skip records of another kind.
 """
 
 import json
@@ -51,7 +51,7 @@ def agree(old: Record, new: Record, fields: Sequence[str]) -> bool:
 
 
 def read(path: Path) -> list[Record]:
-    """All records of a file, the newest last; older files hold a single record."""
+    """Return all records of a file, the newest last; older files hold a single record."""
     try:
         found = read_object(path)
     except FileNotFoundError:
@@ -65,14 +65,14 @@ def read(path: Path) -> list[Record]:
 
 
 def read_depth(folder: Path) -> list[Record]:
-    """The newest record of depth.json, and earlier ones on the same scale."""
+    """Return the newest record of depth.json, and earlier ones on the same scale."""
     records = read(folder / "depth.json")
     return [old for old in records if agree(old, records[-1], ("checkpoint", "data", "sequences"))]
 
 
 # ── Reading untrusted files ─────────────────────────────────────────────────────────────────────────────
 def read_evaluations(folder: Path) -> list[Record]:
-    """The records of eval.json, each with its `results` and `deviations`, which may be empty."""
+    """Return the records of eval.json, each with its `results` and `deviations`, which may be empty."""
     found = read_json(folder / "eval.json").get("evaluations")
     return [_sound(record) for record in _list(found) if isinstance(record, dict)]
 
@@ -88,14 +88,14 @@ def _sound(record: Mapping[str, Any]) -> Record:
 
 
 def read_validations(folder: Path) -> list[Record]:
-    """The records of validation.json and depth.json, by `deeploop validate`."""
+    """Return the records of validation.json and depth.json, written by `deeploop validate`."""
     files = (read_json(folder / name) for name in ("validation.json", "depth.json"))
     found = [record for file in files for record in _list(file.get("evaluations"))]
     return [record for record in found if isinstance(record, dict) and _fits(record, VALIDATED)]
 
 
 def read_depths(folder: Path) -> dict[str, dict[int, float]]:
-    """The losses in them: checkpoint and text → R → loss, the newest of two alike."""
+    """Return the losses in them: checkpoint and text → R → loss, the newest of equal keys."""
     found: dict[str, dict[int, float]] = {}
     for record in read_validations(folder):
         own = found.setdefault(_what_was_read(record), {})

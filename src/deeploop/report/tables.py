@@ -33,7 +33,7 @@ FORMULA = re.compile(r"[=@\t\r\n＝＠＋－]|[+-](?![\d.,]+(e[+-]?\d+)?[%*]?$)"
 
 @dataclass(frozen=True)
 class Table:
-    """Text, Markdown, CSV and page show the same cells."""
+    """A table whose text, Markdown, CSV and HTML show the same cells."""
 
     name: str
     """File name of its CSV, and its id on a page."""
@@ -52,7 +52,7 @@ class Table:
         columns: Mapping[str, Callable[[Any], str]],
         note: str = "",
     ) -> "Table":
-        """Make a row of each item: heading → its cell."""
+        """Make a row of each item, from functions that return its cell under each heading."""
         rows = [[cell(item) for cell in columns.values()] for item in items]
         return cls(name, title, [*columns], rows, note)
 
@@ -68,7 +68,7 @@ class Table:
 
     @property
     def filled(self) -> "Table":
-        """The table without the columns in which every cell is missing."""
+        """Return the table without the columns in which every cell is missing."""
         return self.without(h for h in self.header if {*self.column(h)} <= {MISSING})
 
     @property
@@ -77,16 +77,16 @@ class Table:
 
     @property
     def width(self) -> int:
-        """Letters of a line of `text`."""
+        """Return the number of characters in a line of `text`."""
         return sum(self.widths) + 2 * (len(self.header) - 1)
 
     @property
     def numeric(self) -> list[bool]:
-        """The columns of numbers, which are aligned to the right."""
+        """Return the columns of numbers, which are right-aligned."""
         return [all(NUMBER.fullmatch(row[i]) for row in self.rows) for i in range(len(self.header))]
 
     def text(self) -> str:
-        """For a terminal: first column to the left, the others to the right."""
+        """Format for a terminal: the first column left-aligned, the others right-aligned."""
         shown = replace(self, rows=[[printable(cell) for cell in row] for row in self.rows])
 
         def line(row: Sequence[str]) -> str:
@@ -97,7 +97,7 @@ class Table:
         return "\n".join([line(shown.header), rule, *map(line, shown.rows)])
 
     def markdown(self) -> str:
-        """Numbers to the right, nothing in a cell read as markup."""
+        """Format as Markdown, with numbers right-aligned and no markup in cells."""
 
         def line(cells: Iterable[str]) -> str:
             return f"| {' | '.join(map(markdown_text, cells))} |"
@@ -111,7 +111,7 @@ class Table:
         return rows.getvalue()
 
     def html(self) -> str:
-        """For a page: as wide as it, and on a phone a card for each row if it is wider than that."""
+        """Format as HTML; on a phone, the rows of a table that is too wide become cards."""
         kinds = ["" if number else "words" for number in self.numeric]
         head = "".join(
             f'<th scope="col" class="{kind}">{html.escape(cell)}</th>'
@@ -147,12 +147,12 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def inert(cell: str) -> str:
-    """The cell, with an apostrophe where a spreadsheet would run it: names of runs are untrusted."""
+    """Return the cell, with an apostrophe if a spreadsheet would run it: names of runs are untrusted."""
     return f"'{cell}" if FORMULA.match(cell) else cell
 
 
 def markdown_text(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Escape text so that Markdown shows it as it is."""
     escaped = html.escape(text, quote=False)
     return re.sub(r"([\\`*_\[\]|~#])", r"\\\1", " ".join(escaped.split()))
 

@@ -36,7 +36,7 @@ from deeploop.report.tables import MISSING, Table, number
 
 # ── Runs, and means over their seeds ────────────────────────────────────────────────────────────────────
 def runs_tables(runs: Sequence[Run]) -> list[Table]:
-    """A table of the runs of each kind, with the settings in which these differ."""
+    """Make a table of the runs of each kind, with the settings in which they differ."""
     groups = listing.by_kind(runs)
     return [
         listing.runs_table(own, f"runs-{at}" if at > 1 else "runs", name.capitalize())
@@ -45,7 +45,7 @@ def runs_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def seeds_tables(runs: Sequence[Run], histories: Histories) -> list[Table]:
-    """Means over seeds, of each kind of run that has several seeds of the same settings."""
+    """Make tables of means over seeds, for each kind of run that has several seeds of the same settings."""
     found: list[Table] = []
     for name, own in listing.by_kind([run for run in runs if run.fields]).items():
         groups = cells(own)
@@ -57,14 +57,14 @@ def seeds_tables(runs: Sequence[Run], histories: Histories) -> list[Table]:
 
 
 def _rank(cell: Cell, histories: Histories) -> tuple[str, float]:
-    """The better first, in each unit: more puzzles solved, a lower loss."""
+    """Sort the better first, in each unit: more puzzles solved, a lower loss."""
     exact, losses = cell.of_trained(_exact), cell.losses(histories)
     best = -fmean(exact) if exact else fmean(losses) if losses else math.inf
     return f"{cell.first.unit} {cell.first.corpora if 'data.path' in cell.first.fields else ''}", best
 
 
 def seeds_table(groups: Sequence[Cell], histories: Histories, name: str, title: str) -> Table:
-    """A row for each set of seeds: its method and settings, means ± standard deviations."""
+    """Make a table with a row for each set of seeds: its method and settings, means ± standard deviations."""
     runs = [run for cell in groups for run in cell.runs]
     named = dict(zip(map(id, groups), methods([cell.first for cell in groups]), strict=True))
     settings = listing.setting_columns(runs, but=OF_A_METHOD)
@@ -123,14 +123,14 @@ def _sum(values: Any) -> float | None:
 
 
 def speed(cell: Cell) -> float | None:
-    """Mean over the runs that shared their device with no other cell."""
+    """Return the mean over the runs that had their device to themselves."""
     rates = [run.tokens_per_s for run in cell.runs if run.tokens_per_s and not run.shared]
     return fmean(rates) if rates else None
 
 
 # ── Charts of losses ────────────────────────────────────────────────────────────────────────────────────
 def comparisons(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Title → runs whose losses compare: one kind, one unit, the same data; the most runs first."""
+    """Map titles to runs with comparable losses: one kind, one unit, the same data; the most runs first."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         if run.fields and "data.path" in run.fields:
@@ -144,7 +144,9 @@ def comparisons(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def curves(runs: Sequence[Run], histories: Histories) -> list[Chart]:
-    """Training loss of every run, a panel for each R; validations as points, the unigram floor dashed."""
+    """Plot the training loss of every run, a panel for each R; validations are points, the unigram floor is
+    dashed.
+    """
     charts: list[Chart] = []
     for title, own in comparisons(runs).items():
         shown = [run for run in own if len(histories[run].curve) > 1]
@@ -203,7 +205,7 @@ AXES = {"model.rounds": ("rounds", "rounds R"), "optim.peak_lr": ("rate", "peak 
 
 
 def against(runs: Sequence[Run], histories: Histories, field: str) -> list[Chart]:
-    """Final loss against R or the peak rate, of settings that were run at several: means, and each run."""
+    """Plot final loss against R or the peak rate, for settings run at several: means, and each run."""
     word, axis = AXES[field]
     charts: list[Chart] = []
     but = ["optim.floor_lr"] if field == "optim.peak_lr" else []
@@ -227,7 +229,9 @@ def against(runs: Sequence[Run], histories: Histories, field: str) -> list[Chart
 def loss_panel(
     lines: Mapping[str, Mapping[Any, Sequence[float]]], axis: str, unit: str, *, log: bool
 ) -> Panel:
-    """Mean losses, and each run as a dot; runs far above the better ones are triangles at the upper edge."""
+    """Plot mean losses, and each run as a dot; runs far above the better ones are triangles at the upper
+    edge.
+    """
     called = in_legend(lines)
     look = looks(called.values())
     losses = [[y for own in points.values() for y in (*own, fmean(own))] for points in lines.values()]
@@ -259,9 +263,10 @@ def loss_panel(
 
 
 def ceiling(rows: Sequence[Sequence[float]]) -> float:
-    """The loss above which a scale would leave the better half of the rows less than a sixth of its height.
+    """Return the loss above which a scale would leave the better half of the rows less than a sixth of its
+    height.
 
-    That half has two rows at least, so a comparison of two is always shown whole.
+    That half has at least two rows, so a comparison of two is always shown whole.
     """
     ranked = sorted(filter(None, rows), key=max)
     better = [loss for row in ranked[: max(2, (len(ranked) + 1) // 2)] for loss in row]
@@ -278,7 +283,9 @@ DEPTHS_NOTE = (
 
 
 def depths_table(runs: Sequence[Run]) -> Table | None:
-    """A row for each cell of a sweep, or each run by itself, and what was read; a column for each R."""
+    """Make a table with a row for each cell of a sweep or single run, by source of its losses; a column for
+    each R.
+    """
     found: dict[tuple[str, ...], list[dict[int, float]]] = {}
     for run in runs:
         if is_language(run) and run.ended:
@@ -308,7 +315,7 @@ def _place(run: Run) -> str:
 
 
 def _by_rounds(run: Run) -> dict[int, float]:
-    """R → loss; nothing where the two lists are not what a validation writes."""
+    """Map R to loss; empty if the two lists are not what a validation writes."""
     depths, losses = (run.validation.get(name) for name in ("validation_rounds", "loss_by_rounds"))
     if not (isinstance(depths, list) and isinstance(losses, list) and len(depths) == len(losses)):
         return {}
@@ -332,13 +339,13 @@ BEYOND_NOTE = (
 
 
 def goes_on(shares: Mapping[int, float], trained: int) -> bool | None:
-    """Return True if shares of right cells, by steps, stay near 1 beyond training; None without any."""
+    """Return True if shares of correct cells, by steps, stay near 1 beyond training; None without any."""
     far = sorted(steps for steps in shares if steps > trained)[-FARTHEST:]
     return all(shares[steps] >= RIGHT for steps in far) if far else None
 
 
 def beyond_parts(runs: Sequence[Run], histories: Histories) -> list[Part]:
-    """A table and a chart for each iterated task, the settings that extrapolate furthest first."""
+    """Make a table and a chart for each iterated task, the settings that extrapolate furthest first."""
     tasks: dict[str, list[Run]] = {}
     for run in filter(is_iterated, runs):
         tasks.setdefault(_task_name(run), []).append(run)
@@ -372,7 +379,7 @@ def _error_beyond(run: Run) -> float:
 
 
 def _shares(run: Run) -> dict[int, float]:
-    """Steps → share of right cells, at the last validation."""
+    """Map steps to the share of correct cells at the last validation."""
     return dict(zip(run.validation["steps"], run.validation["cells_by_steps"], strict=True))
 
 
@@ -400,7 +407,7 @@ def _beyond_table(groups: Sequence[Cell], named: Mapping[int, str], histories: H
 
 
 def _beyond_chart(groups: Sequence[Cell], named: Mapping[int, str], name: str, task: str) -> Chart:
-    """Mean share of right cells against steps, a line for the best settings of each method."""
+    """Plot the mean share of correct cells against steps, a line for the best settings of each method."""
     best = {method(cell.first): cell for cell in reversed(groups)}
     look = looks(named[id(cell)] for cell in best.values())
     lines = []
@@ -423,7 +430,7 @@ def _beyond_chart(groups: Sequence[Cell], named: Mapping[int, str], name: str, t
 
 # ── κ_R ─────────────────────────────────────────────────────────────────────────────────────────────────
 def kappas(run: Run, histories: Histories) -> list[dict[str, Any]]:
-    """Diagnoses in the metrics, and the one of diagnose.json."""
+    """Return the diagnoses in the metrics, and the one of diagnose.json."""
     found = [record for record in histories[run].kappas if record.get("kappa") is not None]
     own = read_diagnosis(run.files)
     if own.get("kappa") is not None and "rounds" in own:
@@ -432,7 +439,7 @@ def kappas(run: Run, histories: Histories) -> list[dict[str, Any]]:
 
 
 def kappa_parts(runs: Sequence[Run], histories: Histories) -> list[Part]:
-    """κ_R of each run at its first and last diagnosis; over training and against R."""
+    """Show κ_R of each run at its first and last diagnosis, over training and against R."""
     found = {run.name: (run, kappas(run, histories)) for run in runs if is_language(run)}
     found = {name: (run, own) for name, (run, own) in found.items() if own}
     if not found:
@@ -454,7 +461,7 @@ def kappa_parts(runs: Sequence[Run], histories: Histories) -> list[Part]:
 
 
 def kappa_chart(found: Sequence[tuple[Run, list[dict[str, Any]]]]) -> Chart:
-    """Left over training, right against R at the last diagnosis."""
+    """Plot κ_R over training on the left, and against R at the last diagnosis on the right."""
     look = looks(sorted({method(run) for run, _ in found}))
     over_steps, over_rounds, most = [], [], max(own[0]["rounds"] for _, own in found)
     for run, own in found:
@@ -473,7 +480,7 @@ def kappa_chart(found: Sequence[tuple[Run, list[dict[str, Any]]]]) -> Chart:
 
 # ── Commands ────────────────────────────────────────────────────────────────────────────────────────────
 def commands_table(runs: Sequence[Run], histories: Histories) -> Table:
-    """The command behind every number: training, what it was resumed with, validation, scoring, diagnosis."""
+    """Make a table of the command behind every number: training, resumes, validation, scoring, diagnosis."""
     rows = []
     for run in runs:
         found = [("train", words_of(run.stamp))]
@@ -487,7 +494,7 @@ def commands_table(runs: Sequence[Run], histories: Histories) -> Table:
 
 
 def words_of(record: Mapping[str, Any]) -> str:
-    """The command line that a record keeps; empty where it keeps none."""
+    """Return the command line that a record keeps; empty if it keeps none."""
     words = record.get("command")
     return shlex.join(map(str, words)) if isinstance(words, list) else ""
 

@@ -54,7 +54,7 @@ def run(args: RetrofitArgs) -> str:
 
 
 def training_context(args: RetrofitArgs, source: Source) -> int:
-    """The tokens of a training sequence: those of the options, or the default within the source's context."""
+    """Return the length of a training sequence: the option's, or the default within the source's context."""
     most = source.config.context
     if args.context is None:
         return min(CONTEXT, most)

@@ -31,7 +31,7 @@ def rank_cores(
     *,
     tell: Callable[[Candidate], object] = lambda _: None,
 ) -> tuple[float, list[Candidate]]:
-    """The source's own loss, and all cores of that length, best first at the most rounds.
+    """Return the source's own loss, and all cores of that length, the best at the most rounds first.
 
     `model` is the source with every layer as a block at R = 1. The input of each layer is kept, so that a
     candidate computes only what it changes.

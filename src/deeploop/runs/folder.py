@@ -233,8 +233,8 @@ def provenance() -> dict[str, Any]:
 def git_revision() -> str | None:
     """Revision of the source tree that this package was imported from, with `+` if it was changed.
 
-    It is read once, as later commits are not what is running. None outside a checkout of deeploop, also in a
-    virtual environment inside another repository.
+    It is read once, as later commits do not change the running code. None outside a checkout of deeploop,
+    also in a virtual environment inside another repository.
     """
 
     def git(*words: str) -> str:

@@ -37,7 +37,7 @@ class SlurmConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepArgs:
-    """Runs a grid of training runs: a sweep of the paper, one of ours, or one from a file."""
+    """Run a grid of training runs: a sweep of the paper, one of ours, or one from a file."""
 
     name: Positional[str]
     """A sweep's name (`deeploop sweep` lists them), or a file of your own (.toml, .json)."""
@@ -46,7 +46,7 @@ class SweepArgs:
     out: Path | None = None
     """Folder of the cells; unset: runs/sweeps/NAME-SCALE, for a file NAME.toml runs/sweeps/NAME-own."""
     data: Path | None = None
-    """Corpus or puzzles to train on, in place of the grid's (data.path)."""
+    """Corpus or puzzles to train on instead of the grid's (data.path)."""
     tuned: Path | None = None
     """A finished search, a sweep with an axis `trial`: every cell takes the best trial's settings."""
     only: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class SweepArgs:
     minutes: float | None = None
     """Start no cell after this many minutes, and finish those that run. The same command continues later."""
     keep_weights: bool = True
-    """Keep the checkpoints of finished cells; without, their metrics alone stay."""
+    """Keep the checkpoints of finished cells; otherwise only their metrics."""
     tasks: Path | None = None
     """Local files of the eight tasks for sweeps that are scored, as in deeploop eval --data."""
     launcher: Literal["local", "slurm"] = "local"
@@ -69,7 +69,7 @@ class SweepArgs:
     dry_run: bool = False
     """Print the cells and what they cost, and do nothing."""
     status: bool = False
-    """Print how far the cells are that were started, with the settings of that start, and do nothing."""
+    """Print the progress of the cells that were started, with their settings, and do nothing."""
     utilization: float = UTILIZATION
     """Share of the H200's peak that --dry-run assumes."""
 
@@ -83,7 +83,7 @@ class SweepArgs:
             raise ValueError(f"utilization={self.utilization}: must be above 0 and at most 1")
 
     def overrides(self) -> dict[str, Any]:
-        """--set and --data as settings."""
+        """Return --set and --data as settings."""
         found: dict[str, Any] = {}
         for word in self.set:
             path, equals, text = word.partition("=")
@@ -94,7 +94,7 @@ class SweepArgs:
 
 
 def _value(text: str) -> Any:
-    """A value of the command line: a JSON one where it reads as such, else the word itself."""
+    """Parse a value of the command line: as JSON if possible, else the word itself."""
     try:
         return parse_json(text)
     except ValueError:

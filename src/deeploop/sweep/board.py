@@ -21,7 +21,7 @@ def rows(cells: Mapping[str, Progress]) -> list[tuple[str, ...]]:
 
 
 def row(name: str, p: Progress) -> tuple[str, ...]:
-    """A cell's row; – for unknown values."""
+    """Return a cell's row; – for unknown values."""
     left = p.seconds_left if p.state == "running" else None
     return (
         name,
@@ -37,7 +37,7 @@ def row(name: str, p: Progress) -> tuple[str, ...]:
 
 
 def summary(cells: Mapping[str, Progress], at_once: int) -> str:
-    """`3 of 16 cells finished, 2 running; about 12 min left`."""
+    """Format `3 of 16 cells finished, 2 running; about 12 min left`."""
     states = [p.state for p in cells.values()]
     parts = [f"{sum(state in ENDED for state in states)} of {len(states)} cells finished"]
     parts += [
@@ -62,7 +62,7 @@ def _seconds_left(cells: Mapping[str, Progress], at_once: int) -> float | None:
 
 
 class LiveTable:
-    """Shows the cells of a sweep while they run."""
+    """Show the cells of a sweep while they run."""
 
     def __init__(self, sweep: SweepFolder, at_once: int, stream: TextIO | None = None) -> None:
         self._sweep, self._at_once = sweep, at_once
@@ -102,7 +102,7 @@ class LiveTable:
         self._drawn = len(lines)
 
     def _say(self, cells: dict[str, Progress]) -> None:
-        """A line when a cell changes its state or was validated; the header before the first."""
+        """Print a line when a cell changes its state or was validated; the header before the first."""
         most = max(p.steps for p in cells.values())
         # Laid out with the header, so that lines printed at different times align.
         widest = row("", Progress("collapsed", most, most, loss=10.0, verdict="collapsed"))
@@ -118,7 +118,7 @@ class LiveTable:
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h 20 min`, `4 days 3 h`."""
+    """Format a duration: `45 s`, `12 min`, `3 h 20 min`, `4 days 3 h`."""
     minutes, hours = round(seconds / 60), round(seconds / 3600)
     if seconds < 90:
         return f"{round(seconds)} s"

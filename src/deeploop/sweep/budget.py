@@ -1,4 +1,4 @@
-"""Cost of a sweep before it runs: tokens, and GPU-hours by the accounting model beside the paper's.
+"""Cost of a sweep before it runs: tokens and GPU-hours, by the accounting model and as the paper states them.
 
 Sweeps for a laptop are counted in FLOPs instead.
 """
@@ -30,18 +30,18 @@ class Cost(NamedTuple):
         return self.tokens * self.flops_per_token
 
     def gpu_hours(self, utilization: float = UTILIZATION) -> float:
-        """Hours on one H200 at a share of its dense bf16 peak; training steps alone."""
+        """Return hours on one H200 at a share of its dense bf16 peak, for training steps alone."""
         return self.flops / (utilization * PEAK_FLOPS[GPU]) / 3600
 
 
 def cost(config: RunConfig) -> Cost | None:
-    """The cost of a run; None where its task knows none."""
+    """Return the cost of a run; None if its task can't tell."""
     found = task_class(config.task).tokens_and_flops(config)
     return found and Cost(*found)
 
 
 def papers_hours(grid: Grid, cell: Cell) -> float | None:
-    """GPU-hours that the paper gives for the cell."""
+    """Return the GPU-hours that the paper gives for the cell."""
     axes = cell.axes
     if (grid.name, grid.scale) == ("p-sweep", "paper"):
         return published.SWEEP_GPUS.number * published.SWEEP_MINUTES.number / 60
@@ -51,7 +51,7 @@ def papers_hours(grid: Grid, cell: Cell) -> float | None:
 
 
 def table(grid: Grid, cells: list[Cell], utilization: float) -> str:
-    """Every cell and the sum of all; – where there is no model of the cost, or no number in the paper."""
+    """Make a table of every cell and their sum; – without a model of the cost, or a number in the paper."""
     rows, ours, papers, all_tokens, all_flops = [], 0.0, 0.0, 0, 0.0
     for cell in cells:
         known = cost(cell.config())

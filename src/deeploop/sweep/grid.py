@@ -65,11 +65,11 @@ class Grid:
 
     @property
     def family(self) -> str:
-        """Name of its folder and record; sweeps that share cells have the same."""
+        """Name of its folder and record; sweeps that share cells have the same one."""
         return self.shares_folder_of or self.name
 
     def cells(self, overrides: Settings | None = None) -> list[Cell]:
-        """Every cell, in the order of its axes; building each config checks its settings."""
+        """Return every cell, in the order of its axes; building each config checks its settings."""
         if (count := math.prod(map(len, self.axes.values()))) > MOST_CELLS:
             raise ValueError(f"axes: {count:,} cells; must be at most {MOST_CELLS:,}, so split the sweep")
         cells = [self._cell(labels, overrides or {}) for labels in self._corners()]
@@ -97,12 +97,12 @@ class Grid:
 
 
 def along(path: str, values: Iterable[Any]) -> dict[str, Axis]:
-    """The axis over one field's values, named after the field: along("model.p", …) is {"p": …}."""
+    """Make an axis over one field's values, named after the field: along("model.p", …) is {"p": …}."""
     return {path.rpartition(".")[2]: {value: {path: value} for value in values}}
 
 
 def configure(recipe: str, settings: Settings) -> Any:
-    """The recipe's config with these fields changed."""
+    """Return the recipe's config with these fields changed."""
     base = get_recipe(recipe)
     known = leaf_hints(type(base))
     values = to_dict(base)
@@ -127,7 +127,7 @@ def configure(recipe: str, settings: Settings) -> Any:
 
 
 def _label(axis: str, label: Any) -> str:
-    """A part of a cell's name: `p0.5`, `deeploop`."""
+    """Format a part of a cell's name: `p0.5`, `deeploop`."""
     text = label if isinstance(label, str) else f"{axis}{label}"
     text = text.translate({ord("/"): "_", ord(":"): "-", ord(","): "-", ord("="): ""})
     if not LABEL.fullmatch(text) or text.startswith("."):
@@ -136,7 +136,7 @@ def _label(axis: str, label: Any) -> str:
 
 
 def named_grid(name: str, scale: Scale) -> Grid:
-    """A sweep that `deeploop sweep` lists."""
+    """Return a sweep that `deeploop sweep` lists."""
     data = grids.paper_grid(name, scale)
     omit, folder = tuple(data.pop("omit", ())), data.pop("shares_folder_of", None)
     return replace(_grid(name, data), scale=scale, omit=omit, shares_folder_of=folder)
@@ -144,7 +144,7 @@ def named_grid(name: str, scale: Scale) -> Grid:
 
 # ── A grid from a file ──────────────────────────────────────────────────────────────────────────────────
 def read_grid(path: Path) -> Grid:
-    """The grid that a TOML or JSON file describes: recipe, settings, axes, evaluate, compare_at."""
+    """Read the grid in a TOML or JSON file: recipe, settings, axes, evaluate, compare_at."""
     data = read_table(path)
     try:
         return _grid(path.stem, data)

@@ -1,6 +1,6 @@
 """`torchrun` with exit codes for out-of-memory and for a stop: `python -m deeploop.sweep.torchrun …`.
 
-It takes torchrun's own arguments. torchrun itself ends with 1 whatever its ranks ended with.
+It takes torchrun's own arguments. torchrun itself exits with 1, whatever the exit codes of its ranks.
 """
 
 import sys

@@ -49,7 +49,7 @@ class EvalArgs:
     requests: Path | None = None
     """Without a run: write the tokenized requests to this file. With a run: score the requests in it."""
     scores: Path | None = None
-    """Judge scores computed from a file of requests; the result is written beside them."""
+    """Judge scores computed from a file of requests; the result is written next to them."""
     tokenizer: str = "gpt2"
     """Tokenizer of the requests to write, or a folder that has one; with a run, the run's is used."""
     batch_tokens: int | None = None

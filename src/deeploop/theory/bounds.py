@@ -93,7 +93,7 @@ def exponent_threshold(gamma: Real) -> Real:
 
 
 def rules_by_module(schedule: Schedule, rules: Rules) -> dict[str, ScalingRule]:
-    """One rule for each module of the schedule; a single rule serves them all."""
+    """Return one rule for each module of the schedule; a single rule serves them all."""
     if isinstance(rules, ScalingRule):
         return dict.fromkeys(schedule.modules, rules)
     if set(rules) != set(schedule.modules):

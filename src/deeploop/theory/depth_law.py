@@ -1,9 +1,9 @@
-"""The number of rounds R as a distribution, and the depth N* that its loop has for the rules.
+"""The number of rounds R as a distribution, and the depth N* that a rule should use for it.
 
-A loop of K blocks that is read in all R rounds and written by the gradient of the last R_g has, under
-aligned visits, the bound 2K·R·R_g·(β/α)². So N* = K·√(R·R_g) keeps it where R_g = R has it. With R drawn anew
-in every step and α kept, the bound goes with the mean of R·R_g: N* = K·√E[R·R_g], which without truncation
-is K·√E[R²]. These are our reading of the paper's bound, not the paper's rules, and untested.
+A loop of K blocks that is read in all R rounds and written by the gradient of the last R_g has, under aligned
+visits, the bound 2K·R·R_g·(β/α)². N* = K·√(R·R_g) keeps it at its value for R_g = R. If R is drawn in every
+step and α is kept, the bound follows the mean of R·R_g, so N* = K·√E[R·R_g], which without truncation is
+K·√E[R²]. These are our reading of the paper's bound, not the paper's rules, and untested.
 """
 
 import math
@@ -22,7 +22,7 @@ NEGLIGIBLE = 1e-18  # of an integral, for the term after which it is left
 
 @dataclass(frozen=True)
 class DepthLaw:
-    """Probabilities of R = least, least + 1, …: fractions where they are exact."""
+    """Probabilities of R = least, least + 1, …, as fractions where they are exact."""
 
     least: int
     probabilities: tuple[Real, ...]
@@ -43,7 +43,7 @@ class DepthLaw:
         )
 
     def draw(self, word: int) -> int:
-        """The R of a random word, which is uniform over 0 to 2^64 − 1."""
+        """Return the R of a random word, which is uniform over 0 to 2^64 − 1."""
         if len(set(self.probabilities)) == 1:
             return self.least + word % len(self.probabilities)
         left = word / WORD
@@ -55,7 +55,7 @@ class DepthLaw:
 
 
 def uniform_law(least: int, most: int) -> DepthLaw:
-    """Every R from least to most alike; a fixed R where they are the same."""
+    """Make the law in which every R from least to most is equally likely; a fixed R if they are equal."""
     if not 1 <= least <= most:
         raise ValueError(f"rounds from {least} to {most}: must be at least 1, and not fall")
     return DepthLaw(least, (Fraction(1, most - least + 1),) * (most - least + 1))
@@ -63,9 +63,9 @@ def uniform_law(least: int, most: int) -> DepthLaw:
 
 @lru_cache(maxsize=256)
 def poisson_lognormal_law(mean: int, spread: float, limit: int) -> DepthLaw:
-    """Huginn's law: R = Poisson(rate) + 1, rate ~ LogNormal(ln r − spread²/2, spread), r = mean − 1.
+    """Make Huginn's law: R = Poisson(rate) + 1, rate ~ LogNormal(ln r − spread²/2, spread), r = mean − 1.
 
-    The mean rate is r, so that R has the mean `mean`, but for what is cut to the limit.
+    The mean rate is r, so R has the mean `mean`, apart from the cut at the limit.
     """
     if not (1 <= mean <= limit and 0 < spread <= MOST_SPREAD):
         raise ValueError(
@@ -83,10 +83,11 @@ def poisson_lognormal_law(mean: int, spread: float, limit: int) -> DepthLaw:
 
 
 def _poisson_lognormal(n: int, middle: float, spread: float, peak: float) -> tuple[float, float]:
-    """The chance of n, and the z where its integrand peaks; `peak` is that of n − 1, which is near.
+    """Return the probability of n, and the z where its integrand peaks; `peak` is that of n − 1, which is
+    near.
 
     ∫ φ(z) Poisson(n; rate) dz, ln rate = middle + spread·z. The integrand has one peak, as narrow as
-    1/(spread·√n) where n is large, so the nodes go with it, to either side until nothing is added.
+    1/(spread·√n) if n is large, so the nodes follow it, to either side until the terms vanish.
     """
     while True:  # Newton's method: to a tenth of the width is enough
         rate = math.exp(middle + spread * peak)
@@ -110,7 +111,9 @@ def _poisson_lognormal(n: int, middle: float, spread: float, peak: float) -> tup
 
 
 def most_rounds(sample: str, mean: int, limit: int = 0) -> int:
-    """The largest R of the law of that name; a limit of 0 is 2·mean − 1 of uniform, and 4·mean else."""
+    """Return the largest R of the law of that name; a limit of 0 is 2·mean − 1 for uniform, and 4·mean
+    otherwise.
+    """
     if sample == "fixed":
         return mean
     if sample == "uniform":
@@ -119,7 +122,7 @@ def most_rounds(sample: str, mean: int, limit: int = 0) -> int:
 
 
 def rounds_law(sample: str, mean: int, *, limit: int = 0, spread: float = 0.5) -> DepthLaw:
-    """The law of that name around a mean, up to `most_rounds`."""
+    """Make the law of that name around a mean, up to `most_rounds`."""
     if mean < 1:
         raise ValueError(f"rounds={mean}: must be at least 1")
     if sample == "fixed":
@@ -137,7 +140,7 @@ def rounds_law(sample: str, mean: int, *, limit: int = 0, spread: float = 0.5) -
 
 
 def effective_depth(K: int, law: DepthLaw, backprop: int | None = None) -> float:
-    """N* = K·√E[R·R_g], R_g = min(R, backprop): see above; K·R of a fixed R without truncation."""
+    """Return N* = K·√E[R·R_g], R_g = min(R, backprop): see above; K·R for a fixed R without truncation."""
     return K * math.sqrt(mean_read_write(law, backprop))
 
 

@@ -53,7 +53,7 @@ def plan_single(
     training: Numbers | None = None,
     other: "Rule | None" = None,
 ) -> Numbers:
-    """K blocks for R rounds under one rule, between blocks that are visited once.
+    """Plan K blocks for R rounds under one rule, between blocks that are visited once.
 
     `training` is made by `plan_training`; `other` is a rule that is not the paper's, such as flat.
     """
@@ -79,7 +79,7 @@ def plan_hierarchy(
     rules: Rules = DEEPLOOP,
     depth_from: DepthFrom = "cycles",
 ) -> Numbers:
-    """Two modules H and L under one rule, or one rule each: {"H": ..., "L": ...}."""
+    """Plan two modules H and L under one rule, or one rule each: {"H": ..., "L": ...}."""
     sizes = {"high_blocks": high_blocks, "low_blocks": low_blocks, "cycles": cycles, "low_cycles": low_cycles}
     at = {h: hierarchy(**sizes, horizon=h) for h in HORIZONS}
     rules = rules_by_module(at[horizon], rules)
@@ -91,7 +91,7 @@ def plan_hierarchy(
 def plan_training(
     K: int, rule: ScalingRule, sample: str, law: DepthLaw, backprop: int | None
 ) -> Numbers | None:
-    """N* of a loop whose rounds are drawn, or not all in the graph, and α there; None where it is N."""
+    """Return N* of a loop whose rounds are drawn, or not all in the graph, and α there; None if it is N."""
     fixed, truncates = law.least == law.most, backprop is not None and backprop < law.most
     if fixed and not truncates:
         return None
@@ -106,7 +106,7 @@ def plan_training(
 
 
 def _plan(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str = "R") -> Numbers:
-    """The numbers of a schedule whose rules are taken at depth N; R is the symbol of its rounds."""
+    """Return the numbers of a schedule whose rules use depth N; R is the symbol of its rounds."""
     sides = {rule.name: rules_by_module(s, rule) for rule in (DEEPNORM, DEEPLOOP)}
     sides |= {} if rules in sides.values() else {"chosen": dict(rules)}
     R_g = {m: s.R_g_of(m) for m in s.modules}
@@ -126,7 +126,7 @@ def _plan(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str = "R") -
 
 
 def _scales(rule: ScalingRule, N: int, K: int, R: int) -> Numbers:
-    """The scales of K blocks for R rounds: of their rule at depth N, and of other rules."""
+    """Return the scales of K blocks for R rounds: of their rule at depth N, and of other rules."""
     return {
         **{"rule": rule.name, "p": float(rule.p), "alpha": rule.alpha(N), "beta": rule.beta(N)},
         "flat_alpha": scaling.flat_alpha(K, R),
@@ -136,7 +136,7 @@ def _scales(rule: ScalingRule, N: int, K: int, R: int) -> Numbers:
 
 
 def _side(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str) -> Numbers:
-    """A rule, or one for each module, at depth N; its bounds, and how they grow."""
+    """Describe a rule, or one for each module, at depth N: its bounds, and how they grow."""
 
     def each(value: Callable[[ScalingRule], Any]) -> Any:
         found = {m: value(rule) for m, rule in rules.items()}
@@ -158,7 +158,7 @@ def _side(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str) -> Numb
 
 
 def _verdict(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str) -> str:
-    """One sentence on how the bounds grow with visits."""
+    """Say in one sentence how the bounds grow with visits."""
     name = _text(_side(s, rules, N, R)["rule"])
     least = min(exact(rule.p) for rule in rules.values())
     tied = min((exact(rule.p) for m, rule in rules.items() if s.R_g_of(m) > 1), default=None)
@@ -180,7 +180,7 @@ def _verdict(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str) -> s
 
 
 def render(n: Numbers, other: "Rule | None" = None) -> str:
-    """The numbers as text for a terminal of 100 columns."""
+    """Format the numbers for a terminal of 100 columns."""
     loop, t = "horizons" not in n, n.get("training")
     head = "A loop of K = {blocks} blocks, visited for R = {rounds} rounds"
     modules = (
@@ -206,7 +206,7 @@ def render(n: Numbers, other: "Rule | None" = None) -> str:
 
 
 def _chosen(rule: "Rule", n: Numbers) -> str:
-    """Scales to set for a rule other than the paper's."""
+    """List scales to set for a rule other than the paper's."""
     value = n["alpha"] if rule.has_alpha else n["epsilon"]
     unit = f" at λ = {rule.gain:g}" if "λ" in rule.formula else ""
     drawn = f"β = {n['beta']:.7g}" if rule.beta else "no β"
@@ -219,14 +219,14 @@ def _best(bound: Bound) -> float | Fraction:
 
 
 def _theta(**exponents: Fraction) -> str:
-    """Θ of a product of powers: R=1 gives Θ(R), R=0 and K=-1 give Θ(1/K)."""
+    """Format Θ of a product of powers: R=1 gives Θ(R), R=0 and K=-1 give Θ(1/K)."""
     written = {Fraction(1): "{}", Fraction(-1): "1/{}"}
     factors = (written.get(e, f"{{}}^{float(e):.3g}").format(symbol) for symbol, e in exponents.items() if e)
     return f"Θ({'·'.join(factors) or '1'})"
 
 
 def _text(value: Any, digits: int = 7) -> str:
-    """Seven digits, or a short fraction; five of each module where they differ."""
+    """Format seven digits, or a short fraction; five for each module if they differ."""
     if isinstance(value, dict):
         return ", ".join(f"{m} {_text(own, 5)}" for m, own in value.items())
     if isinstance(value, tuple):
@@ -242,7 +242,7 @@ def _text(value: Any, digits: int = 7) -> str:
 
 
 def _columns(columns: Mapping[str, Numbers]) -> str:
-    """A column for each object, a row for each number that has a label."""
+    """Make a column for each object, and a row for each number that has a label."""
     names = [name for name in LABELS if any(name in own for own in columns.values())]
     cells = [[LABELS[name], *(_text(own.get(name, "")) for own in columns.values())] for name in names]
     widths = [max(map(len, column)) for column in zip(["", *columns], *cells, strict=True)]

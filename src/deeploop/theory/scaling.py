@@ -1,10 +1,10 @@
 """Residual scaling rules: alpha = (cN)^p on the skip path, beta = (dN)^-p on the initial branch weights.
 
-N is the effective depth in blocks. The paper keeps DeepNorm's constants (c, d) = (2, 8) and changes only
-the exponent: DEEPNORM p = 1/4, DEEPLOOP p = 1/2.
+N is the effective depth in blocks. The paper keeps DeepNorm's constants (c, d) = (2, 8) and changes only the
+exponent: DEEPNORM p = 1/4, DEEPLOOP p = 1/2.
 
-Two of their rivals are pre-norm with a scaled branch, x + epsilon f(Norm(x)), and scale nothing else. The
-flat rule has one number too, Norm(alpha x + f(Norm(x) g)), and no gain on the outer norm.
+Two rival rules are pre-norm with a scaled branch, x + epsilon f(Norm(x)), and scale nothing else. The flat
+rule also has a single number, Norm(alpha x + f(Norm(x) g)), and no gain on the outer norm.
 """
 
 import math
@@ -74,7 +74,7 @@ def averaged_epsilon(K: int, R: int) -> float:
 
 
 def round_epsilon(R: int, exponent: float) -> float:
-    """R^-q for a pre-norm stack that is given rounds: 1 at R = 1, where it is the stack that was trained."""
+    """R^-q for a pre-norm stack that is looped: 1 at R = 1, where it is the trained stack."""
     return float(_depth(R) ** -exponent)
 
 
@@ -82,16 +82,15 @@ def flat_alpha(K: int, R: int, gain: float = 1.0) -> float:
     """lambda R sqrt(K), the flat rule's residual scale: R for a block's own visits, sqrt(K) across blocks.
 
     On a stream of unit size a visit adds f / alpha, so that all visits together add as much at every R. The
-    same holds for no gain on the outer norm: it multiplies the stream itself, once at every visit. After V
-    visits with branches of 0 the ratio of two channels is (g_i / g_j)^V, so
-    d log(x_i / x_j) / d log(g_i / g_j) = V, whatever alpha is. The gain of the inner norm multiplies a
-    branch's input, which alpha divides.
+    outer norm has no gain, because a gain multiplies the stream itself at every visit. After V visits with
+    branches of 0 the ratio of two channels is (g_i / g_j)^V, so d log(x_i / x_j) / d log(g_i / g_j) = V,
+    whatever alpha is. The gain of the inner norm multiplies a branch's input, which alpha divides.
     """
     return gain * _depth(R) * math.sqrt(_depth(K))
 
 
 class Scales(NamedTuple):
-    """Scales of a rule at a depth; 1 where it has none."""
+    """Scales of a rule at a depth; 1 if it has none."""
 
     alpha: float = 1.0  # on the skip, at every visit
     beta: float = 1.0  # in the initial branch matrices
@@ -129,7 +128,7 @@ def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 
 def _exact_root(n: int, degree: int) -> int | None:
-    """The positive integer whose degree-th power is n, by bisection; None if there is none."""
+    """Find the positive integer whose degree-th power is n, by bisection; None if there is none."""
     if degree >= n.bit_length():  # 2^degree > n, so only 1 is left
         return 1 if n == 1 else None
     low, high = 1, 1 << (n.bit_length() // degree + 1)

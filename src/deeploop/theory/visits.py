@@ -1,8 +1,8 @@
-"""Visit schedules: the list of every time a residual sublayer is run, in execution order.
+"""Visit schedules: every run of a residual sublayer, in execution order.
 
-A transformer block holds two residual sublayers (attention, then MLP). A looped model stores few
-sublayers and visits each of them many times; the theory is about visits, so a schedule lists them all
-and every count of the paper (M, N, J, R and their gradient-visible forms) is counted from that list.
+A transformer block holds two residual sublayers (attention, then MLP). A looped model stores few sublayers
+and visits each many times. The theory is about visits, so a schedule lists them all, and every count of the
+paper (M, N, J, R and their gradient-visible forms) is computed from that list.
 """
 
 from collections import Counter
@@ -70,7 +70,7 @@ class Schedule:
         return self.M_g // SUBLAYERS_PER_BLOCK
 
     def rule_depth(self, depth_from: DepthFrom = "cycles") -> int:
-        """The depth in blocks that a rule takes alpha and beta at.
+        """The depth in blocks at which a rule computes alpha and beta.
 
         cycles: the paper's count, all blocks of every cycle that a gradient reaches. A single loop has N; a
         hierarchy K_H + C_L·K_L under `last_cycle` and `last_call`, and C times that under `full`.

@@ -1,6 +1,6 @@
-"""Training: one loop for every task, and what it needs around it.
+"""Training: one loop for every task, and the parts around it.
 
-`opening` makes a run, `loop` takes it to its last step, `task` is what a kind of run must answer; the kinds
+`opening` makes a run, `loop` takes it to its last step, `task` is the interface of a kind of run; the kinds
 are in `deeploop.tasks`. Nothing in `nn` or `models` imports this package.
 
 `deeploop.train.train(config)` trains; `deeploop.tasks.recipes.get_recipe("tiny")` is a config to start from.

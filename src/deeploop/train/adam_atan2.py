@@ -4,7 +4,7 @@
 
 The first bias correction is outside atan2. There is no ε: the scale of the loss does not matter.
 
-A device can leave a step out by itself, told as torch's fused AdamW is: by `found_inf` and `grad_scale`.
+The device can skip a step by itself, through `found_inf` and `grad_scale` as in torch's fused AdamW.
 """
 
 import math
@@ -88,7 +88,7 @@ class AdamATan2(torch.optim.Optimizer):
 @contextmanager
 @torch.no_grad()
 def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Inside, the parameters are their running averages, where there are any."""
+    """Context in which the parameters are their running averages, if there are any."""
     pairs = [(p, own["average"]) for p, own in optimizer.state.items() if "average" in own]
     kept = [p.clone() for p, _ in pairs]
     for p, average in pairs:

@@ -38,7 +38,7 @@ def header(
     """Return the lines on run, model, rule, data, optimizer, cost and device.
 
     `source` is the words after `deeploop train` that the config came from; `examples` are the training text's
-    tokens, or a set's puzzles; `step_bytes` is a rank's memory; `step` steps took `seconds`. 0 is not known.
+    tokens, or a set's puzzles; `step_bytes` is a rank's memory; `step` steps took `seconds`. 0 means unknown.
     """
     steps = config.optim.steps
     each, others = (" per rank", f" × {ranks} ranks") if ranks > 1 else ("", "")

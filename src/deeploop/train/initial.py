@@ -78,7 +78,7 @@ def start_from(
 
 
 def model_of(source: Path) -> Any:
-    """Return the model config of a run or an export."""
+    """Return the fields that make our model compute something different from the source."""
     return read_export(source) if is_export(source) else load_any_config(source).model
 
 

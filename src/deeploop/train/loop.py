@@ -1,7 +1,7 @@
 """The only training loop.
 
-A batch's way: loader → R rounds → loss → backward → clip → step (`steps.py`) → one JSON line. The task says
-what is built, what the loss is and how it is evaluated; everything else is the same for every task.
+The path of a batch: loader → R rounds → loss → backward → clip → step (`steps.py`) → one JSON line. The task
+says what is built, what the loss is and how it is evaluated; everything else is the same for every task.
 """
 
 import math

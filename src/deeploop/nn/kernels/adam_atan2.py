@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
-"""The step of AdamATan2 on one parameter, in one pass over memory; `train/adam_atan2.py` says what it is."""
+"""The step of AdamATan2 for one parameter, in one pass over memory; see `train/adam_atan2.py`."""
 
 from collections.abc import Sequence
 

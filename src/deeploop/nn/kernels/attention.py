@@ -1,8 +1,8 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
-"""Attention in which every position sees all, of the q, k, v that `epilogues.rotate` gives.
+"""Attention without a mask, for q, k, v as `epilogues.rotate` writes them.
 
-A length such as 901 costs what it has: 14 tiles of 64 keys and one of 16. The backward pass is cuDNN's, which
-takes the log-sum-exp of any forward pass.
+A length such as 901 is hardly padded: 14 tiles of 64 keys and one of 16. The backward pass is cuDNN's, which
+accepts the log-sum-exp of any forward pass.
 """
 
 from math import log
@@ -41,7 +41,7 @@ BACKWARD = (  # arguments of its operator, in torch 2.11 to 2.13
 
 @triton.jit
 def _online_softmax_step(q, k, v, acc, m, l, seen, BN: tl.constexpr, MASK: tl.constexpr):
-    """Take a tile of keys into FlashAttention's acc, m, l; of a last tile only those that are `seen`.
+    """Add a tile of keys to FlashAttention's acc, m, l; in the last tile only those that are `seen`.
 
     m: the largest score so far, l: the sum of exp2(s - m), acc: the values weighted by it.
     """
@@ -91,7 +91,7 @@ def attend(
     packed: Tensor, length: int, heads: int, cut: AttentionTiles = DEFAULT, *, scale: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The heads' outputs (n, width) of packed q, k, v (n, 3·width), n a multiple of `length`.
+    """Return the heads' outputs (n, width) for packed q, k, v (n, 3·width), with n a multiple of `length`.
 
     They are FP8 if a scale is given. `lse` (B, heads, length) is filled with the log-sum-exp of the scores.
     """
@@ -129,7 +129,7 @@ class _Attend(torch.autograd.Function):
 
 
 def attend_with_gradient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """y (B, H, T, D) of q, k, v side by side in one tensor (B, T, 3, H, D), as `rotate` writes them."""
+    """Return y (B, H, T, D) for q, k, v in one tensor (B, T, 3, H, D), as `rotate` writes them."""
     return _Attend.apply(q, k, v)
 
 
@@ -142,7 +142,7 @@ def has_backward() -> bool:
 
 
 def attend_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor) -> Any:
-    """Gradients of q, k, v, by cuDNN."""
+    """Return the gradients of q, k, v, computed by cuDNN."""
     T = q.shape[2]
     none = torch.empty(0, dtype=torch.long, device=q.device)  # nothing is dropped at random
     where = none, none, None, None, None, T, T, 0.0, False

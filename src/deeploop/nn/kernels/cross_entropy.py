@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
-"""Cross-entropy of logits that are overwritten by their gradient: two readings and one writing of them."""
+"""Cross-entropy of logits that are overwritten by their gradient, with two reads and one write of them."""
 
 import torch
 from torch import Tensor

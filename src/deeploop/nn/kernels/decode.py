@@ -1,14 +1,14 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
 """Blocks on one new token per sequence, whose keys and values are added to a cache in the same pass.
 
-A step reads every matrix once per visit and computes next to nothing, so what counts is how few kernels stand
-between two matrices, and that each begins to read its own before the one in front of it has ended. For a few
+A step reads every matrix once per visit and does little arithmetic. So there should be few kernels between
+two matrices, and each should begin to read its matrix before the previous kernel has ended. For a few
 sequences a visit is five kernels:
 
     residual, norms, q k v      attention over the cache      o      residual, norms, SwiGLU      down
 
-For more of them the products are cuBLAS's, and residual and SwiGLU are the kernels of training. Positions
-are read from the device's memory: nothing here depends on the lengths, so that a step can be a CUDA graph.
+For more sequences the products are cuBLAS's, and residual and SwiGLU are the kernels of training. Positions
+are read from the device's memory: no launch depends on the lengths, so a step can be a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ PROGRAMS = 128  # as many as fill an H200's 132 multiprocessors
 
 
 class Biases(NamedTuple):
-    """Biases of a block's packed matrices, where it has any."""
+    """Biases of a block's packed matrices, if it has any."""
 
     qkv: Tensor | None
     o: Tensor | None
@@ -48,7 +48,7 @@ class Biases(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A block, its packed matrices, and the slot of the cache that this visit has, (B, H, capacity, D)."""
+    """A block, its packed matrices, and the cache slot of this visit, (B, H, capacity, D)."""
 
     sublayers: Sublayers
     packed: Packed
@@ -134,7 +134,7 @@ def _halves(P, at, live, D: tl.constexpr):
 
 @triton.jit
 def _apply_rotary(P, at, gu, gv, cos, sin, live, eps, D: tl.constexpr, NORM: tl.constexpr):
-    """The halves of a head's query or key, rotated and normalised; rounded where modules in bf16 round."""
+    """Rotate and normalise the halves of a head's query or key, rounding where modules in bf16 round."""
     dtype = P.dtype.element_ty
     a, b = _halves(P, at, live, D)
     a = a.to(tl.float32)
@@ -160,7 +160,7 @@ def _attention(
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A head of one sequence: writes the new key and value, and attends to them and to those before."""
+    """For a head of one sequence, write the new key and value, and attend to them and to those before."""
     head = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     row = head // H
@@ -248,7 +248,7 @@ def run(
     rotary: Rotary,
     after: nn.Module | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The stream x (B, width) behind the visits, and its norm by `after`, in the matrices' dtype.
+    """Return the stream x (B, width) after the visits, and its norm by `after`, in the matrices' dtype.
 
     Sequence b is at positions[b]; `rotary` is the whole table.
     """
@@ -266,7 +266,7 @@ def run(
 
 
 def biases_of(pair: Sublayers, dtype: torch.dtype) -> Biases:
-    """The biases of a block, packed as its matrices are."""
+    """Pack the biases of a block as its matrices are packed."""
     return Biases(
         *(
             None if group[0].bias is None else torch.cat([layer.bias for layer in group]).to(dtype)
@@ -276,7 +276,7 @@ def biases_of(pair: Sublayers, dtype: torch.dtype) -> Biases:
 
 
 def head_product(h: Tensor, weight: Tensor) -> Tensor:
-    """h·Wᵀ in fp32, for the logits."""
+    """Return h·Wᵀ in fp32, for the logits."""
     if len(h) > FEW:
         return torch.mm(h, weight.T, out_dtype=torch.float32) if h.is_cuda else (h @ weight.T).float()
     return _product_of(Attended(h), weight, dtype=torch.float32)
@@ -291,7 +291,7 @@ def _normed_product(
     *,
     is_swiglu: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The stream plus the pending output, and the product of its norm; for gate and up, their SwiGLU."""
+    """Return the stream plus the pending output, and the product of its norm, or SwiGLU of gate and up."""
     if len(x) > FEW:
         x, h = (
             enter(inner, x, weight.dtype) if pending is None else join(pending.sublayer, x, pending.f, inner)
@@ -328,7 +328,7 @@ def _product_of(
     head: int = 1,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The product of rows (B, K) with a matrix (N, K), after the splits of an attention are joined."""
+    """Return the product of rows (B, K) with a matrix (N, K), after joining the splits of an attention."""
     y, tops, totals = attended
     B = len(y)
     if B > FEW:
@@ -406,6 +406,6 @@ def _attend(
 
 
 def _overlap(tensor: Tensor) -> dict[str, bool]:
-    """Programmatic dependent launch, which Hopper and later have: a kernel starts as the last one ends."""
+    """Use programmatic dependent launch on Hopper and later: a kernel starts as the previous one ends."""
     able = tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] >= 9
     return {"PDL": True, "launch_pdl": True} if able else {"PDL": False}

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
-"""Causal attention inside the documents of a row, forward and backward: documents make it cheaper.
+"""Causal attention within the documents of a row, forward and backward, at the cost of the documents alone.
 
 A query sees the keys from the first token of its document to itself. A tile of queries skips the tiles of
 keys before its first query's document, and a tile of keys the tiles of queries after its last key's document.
-Tiles that are seen whole need no mask. Where documents begin and end is read from the device's memory: no
-launch depends on it, so that a CUDA graph can be replayed on other documents.
+Fully visible tiles need no mask. The bounds of the documents are read from the device's memory: no launch
+depends on them, so a CUDA graph can be replayed on other documents.
 
 Gradients are sums in a fixed order, without atomics: dq in a kernel over tiles of queries, dk and dv in one
 over tiles of keys, which computes the scores once more.
@@ -60,13 +60,13 @@ LOWEST = tl.constexpr(-1e30)  # below every score; finite, as a query may see no
 
 @triton.jit
 def _tile_of(X, b, h, at, ROWS: tl.constexpr, D: tl.constexpr):
-    """Rows of a head from `at`; those past the row's end are zeros."""
+    """Read rows of a head from `at` on; those past the row's end are zeros."""
     return X.load([b, at, h * D]).reshape(ROWS, D)
 
 
 @triton.jit
 def _put(X, b, h, at, x, ROWS: tl.constexpr, D: tl.constexpr):
-    """Write rows of a head from `at`, up to the row's end."""
+    """Write rows of a head from `at` on, up to the row's end."""
     X.store([b, at, h * D], x.to(X.dtype).reshape(1, ROWS, D))
 
 
@@ -101,7 +101,7 @@ def _add_values(
     q, K, V, b, h, at, total, most, weight, query, first, scale,
     BN: tl.constexpr, D: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Take a tile of keys and values into the running softmax."""
+    """Add a tile of keys and values to the running softmax."""
     k = _tile_of(K, b, h, at, BN, D)
     v = _tile_of(V, b, h, at, BN, D)
     s = tl.dot(q, k.T)
@@ -121,7 +121,7 @@ def _attend(
     Q, K, V, FIRST, O, LSE, stride, T, H, scale,
     GROUP: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of a tile of queries; late tiles, which see most, first."""
+    """Compute the outputs of a tile of queries; late tiles, which see most, go first."""
     tiles = tl.cdiv(T, BM)
     head = tl.program_id(0) // tiles
     at = (tiles - 1 - tl.program_id(0) % tiles) * BM
@@ -170,7 +170,7 @@ def _attend_dq(
     Q, K, V, FIRST, O, LSE, DO, DQ, DELTA, stride, T, H, scale,
     GROUP: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a tile of queries, and delta = Σ o·do of each, which the other kernel reads."""
+    """Compute the gradient of a tile of queries, and delta = Σ o·do of each, which the other kernel reads."""
     tiles = tl.cdiv(T, BM)
     head = tl.program_id(0) // tiles
     at = (tiles - 1 - tl.program_id(0) % tiles) * BM
@@ -208,10 +208,10 @@ def _add_to_dkv(
     k, v, Q, DO, LSE, DELTA, b, h, at, dk, dv, key, end, scale,
     BM: tl.constexpr, D: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Take a tile of queries into the gradients of keys and values.
+    """Add a tile of queries to the gradients of keys and values.
 
-    Scores are transposed, keys by queries: the products that follow then read them from registers. Those are
-    short: lse and delta are read only where they are needed, which the compiler does not change.
+    Scores are transposed, keys by queries, so that the next products read them from registers. Registers are
+    scarce: lse and delta are loaded only where they are needed, an order that the compiler keeps.
     """
     q = _tile_of(Q, b, h, at, BM, D)
     do = _tile_of(DO, b, h, at, BM, D)
@@ -233,7 +233,9 @@ def _attend_dkv(
     Q, K, V, END, LSE, DELTA, DO, DK, DV, T, H, scale,
     GROUP: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of keys and of its values, from all queries of the heads that share them."""
+    """Compute the gradients of a tile of keys and of its values, from all queries of the heads that share
+    them.
+    """
     tiles = tl.cdiv(T, BN)
     head = tl.program_id(0) // tiles
     at = (tl.program_id(0) % tiles) * BN
@@ -263,7 +265,7 @@ def _attend_dkv(
 
 
 def attend_forward(q: Tensor, k: Tensor, v: Tensor, spans: Spans, cut: Cut) -> tuple[Tensor, Tensor]:
-    """The output, and the log-sum-exp of the scores, which the backward pass reads: fp32 (B, H, T)."""
+    """Return the output, and the log-sum-exp of the scores for the backward pass: fp32 (B, H, T)."""
     B, H, T, _ = q.shape
     tiles = cut.out
     out = _heads_like(q)
@@ -285,7 +287,7 @@ def attend_forward(q: Tensor, k: Tensor, v: Tensor, spans: Spans, cut: Cut) -> t
 def attend_backward(
     q: Tensor, k: Tensor, v: Tensor, spans: Spans, out: Tensor, lse: Tensor, d_out: Tensor, cut: Cut
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
+    """Return the gradients of q, k and v."""
     B, H, T, _ = q.shape
     dq, dk, dv = map(_heads_like, (q, k, v))
     d_out = _aligned(d_out)
@@ -318,7 +320,7 @@ def _options(q: Tensor, k: Tensor, tiles: Tiles) -> dict[str, int]:
 
 
 def _descriptors(rows: int, *tensors: Tensor) -> list[Any]:
-    """Tensor descriptors of (B, H, T, D) tensors, read as (B, T, H·D) in tiles of `rows` rows of a head."""
+    """Make descriptors of (B, H, T, D) tensors, read as (B, T, H·D) in tiles of `rows` rows of a head."""
     flat = [x.transpose(1, 2).flatten(2) for x in tensors]
     return [
         TensorDescriptor(y, y.shape, y.stride(), [1, rows, x.shape[3]])
@@ -327,19 +329,22 @@ def _descriptors(rows: int, *tensors: Tensor) -> list[Any]:
 
 
 def _heads_like(x: Tensor) -> Tensor:
-    """Uninitialised, (B, H, T, D) in memory of the order B, T, H, D, as the products beside it have it."""
+    """Return uninitialised (B, H, T, D) in the memory order B, T, H, D, as the products before and after have
+    it.
+    """
     B, H, T, D = x.shape
     return torch.empty(B, T, H, D, dtype=x.dtype, device=x.device).transpose(1, 2)
 
 
 def _empty_statistics(q: Tensor) -> Tensor:
-    """Uninitialised, one number per query: fp32 (B, H, T), in rows that a descriptor can be of."""
+    """Return uninitialised fp32 (B, H, T), one number per query, in rows that a descriptor accepts."""
     B, H, T, _ = q.shape
     return torch.empty(B, H, triton.cdiv(T, 4) * 4, dtype=torch.float32, device=q.device)[..., :T]
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """(B, H, T, D) in memory that a descriptor can be of: a token's heads in a row, all else 16 bytes apart.
+    """Return (B, H, T, D) in memory that a descriptor accepts: a token's heads in a row, the rest 16 bytes
+    apart.
 
     A gradient may be broadcast.
     """
@@ -377,7 +382,7 @@ def attend_documents(q: Tensor, k: Tensor, v: Tensor, spans: Spans, cut: Cut | N
 
 
 def attend_inside(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-    """Attend within documents, by these kernels or by torch's, whichever was timed to be faster."""
+    """Attend within documents by these kernels or by torch's, whichever was measured to be faster."""
     if q.shape[3] in TIMED and on_hopper(q):
         return attend_documents(q, k, v, documents.spans)
     return document_attention(q, k, v, documents)

@@ -1,14 +1,14 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
-"""Products that do the pass over memory which follows them. `rotate` alone serves calls with a gradient too.
+"""Matrix products fused with the memory pass after them. Only `rotate` also serves calls with a gradient.
 
 rotate      q, k, v: queries and keys rotated by position, queries scaled for an attention in powers of 2
 gate        silu(x @ gate.T)·(x @ up.T)
-join        α·x + y @ w.T, and what its norm is taken of: the sum of squares of each part of a row
+join        α·x + y @ w.T, and the sum of squares of each part of a row, for its norm
 added       N(x) + y, in one pass with its copy in FP8
 
-A state is rows before their norm and the sums of squares. N(s) = s / RMS(s) has no gain here, so that it
-stands behind the product that reads it: N(s) @ w.T = (s @ w.T) / RMS(s). With FP8 products the rows have a
-copy in FP8, as they are: their size is α or a few times that, far from both ends of e4m3.
+A state is rows before their norm, with their sums of squares. N(s) = s / RMS(s) has no gain here, so it can
+be applied after the product: N(s) @ w.T = (s @ w.T) / RMS(s). With FP8 products the rows have an unscaled FP8
+copy: their size is α or a few times that, far from both ends of e4m3.
 """
 
 from typing import Any, NamedTuple
@@ -33,8 +33,8 @@ HEAD_SIZES = (32, 64)  # those that a test runs on a GPU
 
 
 class ProductTiles(NamedTuple):
-    """How a product is cut: rows, columns and depth of a tile, tiles in flight, warps; programs that share a
-    multiprocessor, of which one multiplies while another is in its epilogue.
+    """The tiling of a product: rows, columns and depth of a tile, tiles in flight, warps, and the programs
+    that share a multiprocessor, one of which multiplies while another is in its epilogue.
     """
 
     rows: int = 128
@@ -57,7 +57,7 @@ LONG = 1024  # numbers of a sum
 
 
 class State(NamedTuple):
-    """Rows (n, width) before their norm, and sums of squares (n, parts); None: they are as they should be."""
+    """Rows (n, width) before their norm, and sums of squares (n, parts); None if the rows need no norm."""
 
     rows: Tensor
     squares: Tensor | None
@@ -66,12 +66,12 @@ class State(NamedTuple):
 
     @property
     def operand(self) -> Tensor:
-        """The operand of a product: FP8 if there is a copy in it."""
+        """Return the operand of a product: the FP8 copy if there is one."""
         return self.rows if self.fp8 is None else self.fp8
 
 
 class Matrix(NamedTuple):
-    """A matrix as a product takes it; if it is FP8, with scales."""
+    """A matrix as the operand of a product, with scales if it is FP8."""
 
     rows: Tensor
     scale: Tensor | None = None
@@ -86,7 +86,7 @@ class Matrix(NamedTuple):
 
 @triton.jit
 def _scales(S, row, live, PARTS: tl.constexpr, WIDTH: tl.constexpr, eps):
-    """1/RMS of some rows, from their parts' sums of squares."""
+    """Compute 1/RMS of some rows from their parts' sums of squares."""
     total = tl.load(S + row * PARTS, mask=live, other=0.0)
     for part in tl.static_range(1, PARTS):
         total += tl.load(S + row * PARTS + part, mask=live, other=0.0)
@@ -210,7 +210,7 @@ def fits_tiles(width: int, hidden: int, head_size: int) -> bool:
 def rotate(
     state: State, w: Matrix, rotary: Rotary, head_size: int, eps: float, cut: ProductTiles | None = None
 ) -> Tensor:
-    """q, k, v (n, 3·width) of N(state) by `paired` matrices: q and k rotated, q by log₂e/√D larger."""
+    """Return q, k, v (n, 3·width) of N(state) by `paired` matrices: q and k rotated, q times log₂e/√D."""
     out = torch.empty(len(state.rows), len(w.rows), dtype=state.rows.dtype, device=state.rows.device)
     cut = cut or (ROTATE_FP8 if w.in_fp8 else ROTATE)
     _launch_epilogue(
@@ -221,14 +221,14 @@ def rotate(
 
 
 def query_factor(head_size: int) -> float:
-    """By what `rotate` multiplies queries, for an attention in powers of 2."""
+    """Return the factor by which `rotate` multiplies queries, for an attention in powers of 2."""
     return LOG2_E * head_size**-0.5
 
 
 def gate(
     state: State, w: Matrix, eps: float, cut: ProductTiles | None = None, *, scale: Tensor | None = None
 ) -> Tensor:
-    """silu(gate)·up (n, hidden) of N(state) by an `interleaved` matrix; in FP8 if it is scaled."""
+    """Return silu(gate)·up (n, hidden) of N(state) by an `interleaved` matrix, in FP8 if it is scaled."""
     dtype = state.rows.dtype if scale is None else E4M3
     out = torch.empty(len(state.rows), len(w.rows) // 2, dtype=dtype, device=state.rows.device)
     cut = cut or (GATE_FP8 if w.in_fp8 else GATE)
@@ -239,7 +239,7 @@ def gate(
 def join(
     state: State, y: Tensor, w: Matrix, alpha: float, eps: float, cut: ProductTiles | None = None
 ) -> State:
-    """α·N(state) + y @ w.T, before its norm."""
+    """Return α·N(state) + y @ w.T, before its norm."""
     if cut is None:
         fp8 = LONG_JOIN_FP8 if y.shape[1] >= LONG else JOIN_FP8
         cut = fp8 if w.in_fp8 else JOIN
@@ -255,7 +255,7 @@ def join(
 
 
 def added(state: State, other: Tensor | None = None, *, eps: float = 0.0, fp8: bool = False) -> State:
-    """N(state) + other; with a copy in FP8 if one is asked for."""
+    """Return N(state) + other, with a copy in FP8 if asked for."""
     n, width = state.rows.shape
     out = torch.empty_like(state.rows)
     copy = torch.empty_like(out, dtype=E4M3) if fp8 else None
@@ -270,7 +270,7 @@ def added(state: State, other: Tensor | None = None, *, eps: float = 0.0, fp8: b
 
 
 def paired(w: Tensor, head_size: int) -> Tensor:
-    """A matrix of heads with the numbers that rotary rotates together side by side.
+    """Reorder a matrix of heads so that the numbers that rotary rotates together are side by side.
 
     Queries and keys in this order have the same products.
     """
@@ -278,10 +278,10 @@ def paired(w: Tensor, head_size: int) -> Tensor:
 
 
 def unpaired(w: Tensor, head_size: int) -> Tensor:
-    """The matrix that `paired` took."""
+    """Undo `paired`."""
     return w.view(-1, head_size // 2, 2, w.shape[1]).transpose(1, 2).reshape(w.shape)
 
 
 def interleaved(gate: Tensor, up: Tensor) -> Tensor:
-    """The rows of two matrices in turn."""
+    """Interleave the rows of two matrices."""
     return torch.stack((gate, up), 1).flatten(0, 1)

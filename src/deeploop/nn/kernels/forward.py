@@ -1,6 +1,6 @@
 """Blocks without gradients, each as four matrix products and one attention.
 
-For blocks x ← N(α·x + f(x)) whose norms have no gain, as the reasoners' are: everything between the products
+For blocks x ← N(α·x + f(x)) whose norms have no gain, such as the reasoners': everything between the products
 is done in their epilogues (`epilogues.py`), and nothing is written that only a backward pass would read. The
 products are bf16 or FP8; the stream and attention are bf16.
 """
@@ -71,7 +71,9 @@ def run(
     *,
     fp8: bool = False,
 ) -> Tensor:
-    """All blocks on z + other (B, T, width), once, in `narrow`; the last on its first `positions` alone."""
+    """Run all blocks once on z + other (B, T, width), in `narrow`; the last one on its first `positions`
+    only.
+    """
     B, _, width = z.shape
     z, other = (part.to(narrow).reshape(-1, width).contiguous() for part in (z, other))
     state = added(State(z, None), other, fp8=fp8)
@@ -130,7 +132,7 @@ def _first(rows: Tensor, B: int, positions: int) -> Tensor:
 
 @cached_cast
 def _matrices(blocks: Sequence[Sublayers], dtype: torch.dtype) -> list[Matrices]:
-    """Every block's matrices, with their rows in the order in which these products take them."""
+    """Return every block's matrices, with their rows in the order that these products use."""
     found = []
     for (first, _), packed in zip(blocks, packs_of(blocks, dtype), strict=True):
         own = packed.first if isinstance(packed.first, Mixer) else _paired(first.branch, packed.first)
@@ -147,7 +149,7 @@ def _paired(attention: Any, packed: Attention) -> tuple[Matrix, Matrix]:
 
 @cached_cast
 def _matrices_fp8(blocks: Sequence[Sublayers]) -> list[Matrices]:
-    """Matrices of the blocks in FP8. Products of a state read it unscaled, the others scaled operands."""
+    """Return the matrices in FP8. Products of a state read it unscaled, the others scaled operands."""
     found = []
     for qkv, o, gate_up, down in fp8_operands(blocks, block_scales(blocks), in_pairs=True):
         both = interleaved(*gate_up.rows.view(torch.uint8).chunk(2)).view(E4M3)

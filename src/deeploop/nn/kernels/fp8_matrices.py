@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""The matrices of blocks in FP8, along rows and transposed, and the scales of what they multiply."""
+"""The matrices of blocks in FP8, along rows and transposed, and the scales of their operands."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from deeploop.nn.residual import ScaledResidual
 
 
 class Operand(NamedTuple):
-    """A product but for the scales of its gradient, which are a pass's own."""
+    """A `Product` without the scales of its gradient, which belong to a pass."""
 
     rows: Tensor
     columns: Tensor
@@ -34,7 +34,9 @@ class Operand(NamedTuple):
 def fp8_operands(
     blocks: Sequence[tuple[ScaledResidual, ScaledResidual]], scales: Scales, in_pairs: bool
 ) -> list[list[Operand]]:
-    """Every block's four: qkv, o, gate and up, down. `in_pairs`: rows of q and k as `rotate` takes them."""
+    """Return every block's four: qkv, o, gate and up, down. `in_pairs`: rows of q and k as `rotate` takes
+    them.
+    """
     weight, given = spaced(scales.weight), spaced(scales.input)
     inverses = weight.reciprocal(), given.reciprocal()
     tables = inverses[0], given, inverses[1], inverses[0] * inverses[1]
@@ -52,7 +54,7 @@ def fp8_operands(
 
 
 def cast_matrices(matrices: Sequence[Tensor], scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Matrices one below the other in FP8, along rows and transposed."""
+    """Cast stacked matrices to FP8, along rows and transposed."""
     shape = sum(map(len, matrices)), matrices[0].shape[1]
     rows, columns = (
         torch.empty(size, dtype=E4M3, device=matrices[0].device) for size in (shape, shape[::-1])

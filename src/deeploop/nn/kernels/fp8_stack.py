@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-call"
 """Blocks whose products are FP8, for any number of rounds: `stack.py` with other products.
 
-What lies between two attentions is one function with its own backward pass, so that every kernel writes what
-the next product reads, in FP8. The stream, the norms and attention are those of `stack.py`; but blocks that
-`forward.py` knows have its product of q, k, v, which rotates them, and its attention. A matrix is cast once
-for all rounds of a call, or all calls inside a `cast_cache`.
+Everything between two attentions is one function with its own backward pass, so that each kernel writes the
+next product's input in FP8. The stream, the norms and attention are those of `stack.py`, except that blocks
+which `forward.py` supports use its rotating product of q, k, v and its attention. A matrix is cast once for
+all rounds of a call, or for all calls inside a `cast_cache`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -65,7 +65,7 @@ class Entering(NamedTuple):
 
 
 class SavedLeaving(NamedTuple):
-    """Tensors saved for backward between attention's output and the block's, the norms' excepted."""
+    """Tensors saved for backward between attention's output and the block's, except those of the norms."""
 
     y_columns: Tensor
     h: Tensor
@@ -101,7 +101,7 @@ class Prepared(NamedTuple):
 
     @property
     def heads(self) -> tuple[int, float]:
-        """The number of heads, and the eps of their norm if they have one."""
+        """Return the number of heads, and the eps of their norm if they have one."""
         a = self.attention
         return len(a.q.weight) // a.head_size, a.q_norm.eps if self.causal else 0.0
 
@@ -139,7 +139,7 @@ def run(
     inject: Inject | None = None,
     positions: int | None = None,
 ) -> Tensor:
-    """As `stack.run`, on x + other; what is no operand of a product in FP8 is bf16 in the branches."""
+    """Run as `stack.run` does, on x + other; values in the branches that no FP8 product reads are bf16."""
     if reason := against_tokens(x.numel() // x.shape[-1]):
         raise ValueError(f"device.precision=fp8: {reason}")
     with torch.autocast(x.device.type, enabled=False):
@@ -184,7 +184,7 @@ def _rotates(blocks: Sequence[Sublayers], x: Tensor) -> bool:
 def prepare(
     blocks: Sequence[Sublayers], scales: Scales, gradients: GradientScales, rotates: bool
 ) -> list[Prepared]:
-    """Every matrix in FP8, with the scales of what it is multiplied with."""
+    """Cast every matrix to FP8, with the scales of its operands."""
     prepared = []
     every = fp8_operands(blocks, scales, in_pairs=rotates)
     for k, (pair, operands) in enumerate(zip(blocks, every, strict=True)):
@@ -198,7 +198,7 @@ def prepare(
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise if the compiler spoils transposed copies, as described in `casts`."""
+    """Raise if the compiler miscompiles transposed copies, as described in `casts`."""
     matrix = torch.randn(64, 256, device=device)  # fp32, as weights are; attention's output is bf16
     one = torch.ones(4, device=device)[0]
     copies = [cast_matrices([x], one) for x in (matrix, matrix.bfloat16())]
@@ -215,9 +215,10 @@ def check_compiler(device: torch.device) -> None:
 def _between(
     left: Prepared | None, entered: Prepared | None, x: Tensor, y: Tensor | None, cos: Tensor, sin: Tensor
 ) -> Any:
-    """(x, q, k, v): the stream behind the block `left`, of whose attention y comes, and the next's inputs.
+    """Return (x, q, k, v): the stream after the block `left`, of whose attention y is, and the next block's
+    inputs.
 
-    Without such a block y, if there is one, is added to x.
+    Without such a block, y is added to x if it is given.
     """
     leaving = Leaving() if left is None else left.leaving()
     entering = Entering() if entered is None else entered.entering()
@@ -225,20 +226,21 @@ def _between(
 
 
 def _equation(sublayer: ScaledResidual | None, following: Any) -> dict[str, Any]:
-    """How the stream continues: whether through an outer norm, with α, ε and the norms' eps."""
+    """Return how the stream continues: through an outer norm or not, with α, ε and the norms' eps."""
     outer = None if sublayer is None else sublayer.outer
     alpha, epsilon = (1.0, 1.0) if sublayer is None else (sublayer.alpha, sublayer.epsilon)
     return {"outer": isinstance(outer, RMSNorm), "scales": (alpha, epsilon, norm_eps(outer, following))}
 
 
 def _take(tensors: Iterator[Any], kind: Any) -> Any:
-    """The next of the tensors, as a NamedTuple of this kind: autograd passes and saves them side by side."""
+    """Take the next tensors as a NamedTuple of this kind; autograd passes and saves them side by side."""
     return kind(*islice(tensors, len(kind._fields)))
 
 
 class _Between(torch.autograd.Function):
-    """From one attention's output to the next one's input; without the first half before the first of a
-    round, and without the second behind the last.
+    """The step from one attention's output to the next one's input.
+
+    The first half is missing before the first attention of a round, the second half after the last.
     """
 
     @staticmethod
@@ -300,7 +302,7 @@ class _Between(torch.autograd.Function):
 def _leave_block(
     block: Prepared, parameters: Leaving, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor, SavedLeaving, SavedNorms]:
-    """The stream behind attention, of output y, and the MLP's output, which is still to be joined to it."""
+    """Return the stream after attention (output y), and the MLP's output, not yet added to it."""
     y_rows, y_columns = torch.empty_like(y, dtype=E4M3), y.new_empty(y.shape[::-1], dtype=E4M3)
     cast_into(y, block.o.scale, y_rows, y_columns)
     f = block.o.forward(y_rows).view_as(x)
@@ -317,7 +319,9 @@ def _leave_block(
 def _leave_block_backward(
     block: Prepared, saved: SavedLeaving, norms: SavedNorms, dx: Tensor, df: Tensor
 ) -> tuple[Tensor, Tensor, Leaving]:
-    """Gradients of x, y and the parameters, but for the last norm's gain; df is the MLP output's, in FP8."""
+    """Return the gradients of x, y and the parameters, except the last norm's gain; df is the MLP output's,
+    in FP8.
+    """
     df = df.flatten(0, -2)
     scales = block.gate_up.gradient_scale, block.down.scale
     dhidden = block.down.input_gradient(df)
@@ -339,7 +343,7 @@ def _leave_block_backward(
 def _enter_attention(
     block: Prepared, parameters: Entering, x: Tensor, h: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[tuple[Tensor, ...], SavedEntering]:
-    """q, k, v of the normalised stream h (B, T, width)."""
+    """Return q, k, v of the normalised stream h (B, T, width)."""
     B, T, width = h.shape
     rows = h.flatten(0, -2)
     if block.rotated is not None:
@@ -355,7 +359,7 @@ def _enter_attention(
 def _enter_attention_backward(
     block: Prepared, saved: SavedEntering, dq: Tensor, dk: Tensor, dv: Tensor
 ) -> tuple[Tensor, Entering]:
-    """Gradients of h and the parameters, but for the norm's gain."""
+    """Return the gradients of h and the parameters, except the norm's gain."""
     of_rotary: Any = saved[1:]
     qkv, q_gain, k_gain = block.qkv, None, None
     if block.rotated is not None:

@@ -4,8 +4,8 @@
 y = N(α·x + down @ (silu(gate @ x)·(up @ x))) of x (B, T, C), along T for each channel; N has no gain.
 
 A program holds all positions of some channels of a board, so the hidden values, ten times as large as the
-state, stay where they are computed. The backward pass computes them again, and writes what the products for
-the matrices' gradients read: those sum over all boards and channels.
+state, never leave the chip. The backward pass recomputes them, and writes the operands of the products for
+the matrices' gradients, which sum over all boards and channels.
 """
 
 from math import gcd
@@ -44,7 +44,7 @@ FORWARD, BACKWARD = MixerTiles(), MixerTiles(hidden=32, stages=2)
 
 
 class Mixer(NamedTuple):
-    """The matrices of an MLP across T positions, with zeros up to a power of two of them."""
+    """The matrices of an MLP across T positions, padded with zeros to a power of two of positions."""
 
     sides: Tensor
     """Gate, and below it up: (2·hidden, positions)."""
@@ -84,8 +84,8 @@ def _mix_backward(
     X, Y, R, DY, SIDES, DOWN, DX, XT, DST, DSIDES, HIDDEN, alpha, T, C: tl.constexpr, H: tl.constexpr,
     BT: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """DX; and transposed, a row for each channel of a board: x, the gradients of the branch and of its sides,
-    and the hidden values.
+    """Compute DX and, transposed with a row for each channel of a board: x, the gradients of the branch and
+    of gate and up, and the hidden values.
     """
     board = tl.program_id(0) // (C // BC)
     channel = (tl.program_id(0) % (C // BC)) * BC + tl.arange(0, BC)
@@ -126,7 +126,7 @@ def mixes(sublayer: ScaledResidual) -> bool:
 @cached_cast
 @torch.no_grad()
 def mixer(branch: nn.Module, narrow: torch.dtype) -> Mixer:
-    """The matrices as the kernels take them."""
+    """Pack the matrices for the kernels."""
     swiglu: Any = branch
     positions = swiglu.gate.in_features
     missing = max(16, triton.next_power_of_2(positions)) - positions
@@ -151,7 +151,7 @@ def mix(
     x: Tensor, mixer: Mixer, alpha: float, eps: float, *, squares: Tensor | None = None,
     r: Tensor | None = None, cut: MixerTiles = FORWARD,
 ) -> Tensor:  # fmt: skip
-    """y of x (B, T, C), or of N(x) along C if its `squares` are given; `r` (B, C) takes 1/RMS."""
+    """Return y of x (B, T, C), or of N(x) along C if its `squares` are given; `r` (B, C) receives 1/RMS."""
     x, y = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
     sizes = _cut(x, mixer, cut)
     _mix_forward[(len(x) * sizes["C"] // sizes["BC"],)](
@@ -193,7 +193,7 @@ def mix_backward(
     x: Tensor, y: Tensor, r: Tensor, dy: Tensor, mixer: Mixer, alpha: float, dtype: torch.dtype,
     cut: MixerTiles = BACKWARD,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x, gate, up and down."""
+    """Return the gradients of x, gate, up and down."""
     B, T, C = x.shape
     sizes = _cut(x, mixer, cut)
     H, BT = mixer.down.shape
@@ -209,7 +209,9 @@ def mix_backward(
 
 
 def _sum_of_products(a: Tensor, b: Tensor, boards: int) -> Tensor:
-    """a.T @ b in fp32, of many rows and few columns: by groups of rows, or few programs would have work."""
+    """Return a.T @ b in fp32 for many rows and few columns, by groups of rows so that enough programs have
+    work.
+    """
     groups = gcd(boards, GROUPS)
     a, b = a.view(groups, -1, a.shape[1]), b.view(groups, -1, b.shape[1])
     if a.is_cuda:
@@ -218,6 +220,6 @@ def _sum_of_products(a: Tensor, b: Tensor, boards: int) -> Tensor:
 
 
 def mix_with_gradient(sublayer: ScaledResidual, x: Tensor, mixer: Mixer, eps: float) -> Tensor:
-    """The whole sublayer on x (B, T, C)."""
+    """Apply the whole sublayer to x (B, T, C)."""
     m: Any = sublayer.branch
     return _Mix.apply(x, m.gate.weight, m.up.weight, m.down.weight, mixer, sublayer.alpha, eps)

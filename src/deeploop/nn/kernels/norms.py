@@ -122,9 +122,10 @@ def norms_forward(
     x: Tensor, f: Tensor | None, gain: Tensor | None, after: Tensor | None, outer: bool,
     scales: tuple[float, float, float], narrow: torch.dtype, scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, SavedNorms]:  # fmt: skip
-    """y and h of (x, f, gain, next gain), and what the backward pass reads; h times `scale` if it is FP8.
+    """Return y and h of (x, f, gain, next gain), and the tensors saved for backward; h times `scale` if it is
+    FP8.
 
-    Without a next gain h is y itself: it is written only where `scale` asks for it in FP8.
+    Without a next gain h is y itself, and is written only if `scale` asks for it in FP8.
     """
     width = x.shape[-1]
     n = x.numel() // width
@@ -145,7 +146,7 @@ def norms_backward(
     saved: Sequence[Tensor | None], dy: Tensor | None, dh: Tensor | None, outer: bool,
     scales: tuple[float, float, float], narrow: torch.dtype | None = None, scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of x, f, gain and next gain; that of f in its own dtype, or in FP8 times `scale`."""
+    """Return the gradients of x, f, gain and next gain; f's in its own dtype, or in FP8 times `scale`."""
     x, f, gain, after, r, r2 = saved
     assert x is not None
     width = x.shape[-1]
@@ -201,7 +202,7 @@ class _Norms(torch.autograd.Function):
 
 
 def prenorm(x: Tensor, gain: Tensor, eps: float, narrow: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x and N(x)·gain in `narrow`: both, so that the backward pass adds up their gradients in one pass."""
+    """Return x and N(x)·gain in `narrow`, so that the backward pass adds both gradients in one pass."""
     return _Norms.apply(x, None, None, gain, False, (1.0, 1.0, eps), narrow)
 
 
@@ -216,9 +217,9 @@ def residual(
     after: Tensor | None = None,
     eps: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """y = N(α·x + ε·f)·gain in x's dtype, without N unless `outer`; and h in f's.
+    """Return y = N(α·x + ε·f)·gain in x's dtype, without N unless `outer`; and h in f's dtype.
 
-    h is N(y)·after, or where that is not given y again; None where y has another dtype.
+    h is N(y)·after. Without `after` it is y, or None if y has another dtype.
     """
     scales = (alpha, epsilon, eps)
     return _Norms.apply(x, f, gain, after, outer, scales, f.dtype)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
-"""Products of one input with several matrices at once, and matrices that are cast once for several calls."""
+"""Products of one input with several matrices at once, and a cache of casts for several calls."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,14 +59,14 @@ def product_groups(pair: tuple[ScaledResidual, ScaledResidual]) -> tuple[tuple[n
 
 
 def weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """dy.T @ x: in fp32 straight out of the product, if the gradient is wanted in it."""
+    """Return dy.T @ x, in fp32 straight from the product if the gradient is wanted in fp32."""
     if dy.is_cuda and dy.dtype != dtype and dtype == torch.float32:
         return torch.mm(dy.T, x, out_dtype=torch.float32)
     return (dy.T @ x).to(dtype)
 
 
 def pack(*groups: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """The matrices of each group one below the other, in another dtype; no part of any graph."""
+    """Stack the matrices of each group in another dtype, outside any graph."""
     packed = [torch.empty(sum(map(len, g)), g[0].shape[1], dtype=dtype, device=g[0].device) for g in groups]
     places = [place for to, g in zip(packed, groups, strict=True) for place in to.split([len(w) for w in g])]
     with torch.no_grad():
@@ -91,5 +91,5 @@ class _PackedLinear(torch.autograd.Function):
 
 
 def packed_linear(x: Tensor, packed: Tensor, *weights: Tensor) -> Tensor:
-    """The products of x (n, width) with matrices side by side, as one with what `pack` made of them."""
+    """Multiply x (n, width) by matrices side by side, as one product with the result of `pack`."""
     return _PackedLinear.apply(x, packed, *weights)

@@ -22,7 +22,7 @@ TILE = 1024  # numbers of a backward program's tile: 8 a thread, one load of 16 
 
 @triton.jit
 def _turn(P, at, live, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
-    """The two halves of some heads after rotation, and 1/RMS of each (1 without a norm)."""
+    """Return the two halves of some heads after rotation, and 1/RMS of each (1 without a norm)."""
     a = tl.load(P + at, mask=live, other=0.0).to(tl.float32)
     b = tl.load(P + at + D // 2, mask=live, other=0.0).to(tl.float32)
     u = a * cos - b * sin
@@ -134,7 +134,7 @@ def rotary_forward(
     packed: Tensor, cos: Tensor, sin: Tensor, q_gain: Tensor | None, k_gain: Tensor | None,
     heads: int, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """q, k, v (B, H, T, D): views of memory in the order B, T, H, D."""
+    """Return q, k, v (B, H, T, D): views of memory in the order B, T, H, D."""
     B, T, _ = packed.shape
     sizes = _sizes(packed, heads, q_gain)
     D = sizes["D"]
@@ -150,7 +150,7 @@ def rotary_backward(
     saved: Sequence[Tensor], dq: Tensor, dk: Tensor, dv: Tensor, heads: int, eps: float,
     narrow: torch.dtype | None = None, scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of the packed product, in its own dtype or in FP8 times `scale`, and of the gains."""
+    """Return the gradients of the packed product, in its dtype or in FP8 times `scale`, and of the gains."""
     packed, cos, sin, q_gain, k_gain = saved
     B, T, _ = packed.shape
     sizes = _sizes(packed, heads, q_gain)
@@ -206,9 +206,10 @@ def paired_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, factor: float, narrow: torch.dtype,
     scale: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The gradient (n, 3·width) of the product of `epilogues.rotate`, in FP8.
+    """Return the gradient (n, 3·width) of the product of `epilogues.rotate`, in FP8.
 
-    dq, dk, dv are (B, H, T, D) in its order of numbers; the product's queries were multiplied by `factor`.
+    dq, dk, dv are (B, H, T, D), their numbers in the order of `rotate`; its queries were multiplied by
+    `factor`.
     """
     B, H, T, D = dq.shape
     n, width = B * T, H * D
@@ -251,9 +252,10 @@ class _Rotary(torch.autograd.Function):
 def rotary_qkv(
     packed: Tensor, cos: Tensor, sin: Tensor, heads: int, gains: tuple[Tensor, Tensor] | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v (B, H, T, D) of a packed product (B, T, 3·width); q, k rotated, and normalised with `gains`.
+    """Return q, k, v (B, H, T, D) of a packed product (B, T, 3·width); q, k rotated, and normalised with
+    `gains`.
 
-    cos and sin are (T, D/2), or (B, 1, T, D/2) where sequences differ.
+    cos and sin are (T, D/2), or (B, 1, T, D/2) if sequences differ.
     """
     q_gain, k_gain = gains or (None, None)
     cos, sin = (table.flatten(0, -2) for table in (cos, sin))

@@ -1,8 +1,8 @@
 """Blocks on the kernels, for any number of rounds: the same equations, a third of the memory traffic.
 
 The stream keeps its dtype, fp32 in a language model; the branches are bf16 as under autocast. Each residual
-also gives the normalised input of the sublayer that follows, in the next block or round too, and a matrix is
-cast once for all its visits.
+also returns the normalised input of the next sublayer, in the next block or round too, and a matrix is cast
+once for all its visits.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ class Attention(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A block's matrices as its products take them."""
+    """A block's packed matrices."""
 
     first: "Attention | Mixer"
     gate_up: Tensor
@@ -55,13 +55,13 @@ def run(
     inject: Inject | None = None,
     positions: int | None = None,
 ) -> Tensor:
-    """All blocks on x (B, T, width), `rounds` times, branches in `narrow`; causal if the attention is.
+    """Run all blocks on x (B, T, width), `rounds` times, branches in `narrow`; causal if the attention is.
 
-    With `documents` attention stays inside each, and `rotary` has a row per token, (B, 1, T, D/2).
-    `recompute`: the activations of every round are computed again in the backward pass, but for the last one
-    where the model's rounds end here.
+    With `documents`, attention stays within each, and `rotary` has a row per token, (B, 1, T, D/2).
+    `recompute`: the activations of every round are recomputed in the backward pass, except the last one's if
+    the model's rounds end here.
     `inject` changes the stream before every round, in its own precision.
-    `positions`: nobody reads more of the last block's output, so that it computes no more.
+    `positions`: the number of the last block's outputs that are read; no more are computed.
     """
     with torch.autocast(x.device.type, enabled=False):
         packs = packs_of(blocks, narrow)
@@ -88,9 +88,10 @@ def _round(
     inject: Inject | None,
     positions: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Every block once; `h` is what the first attention reads, and then what the next round's reads.
+    """Run every block once; `h` is the first attention's input, and the `h` returned is that of the next
+    round.
 
-    With `inject` it is made here: the round before does not know what the first attention will read.
+    With `inject` it is computed here: the round before does not know what the first attention will read.
     """
     if inject is not None:
         x, h = enter(blocks[0][0].inner, inject(x), packs[0].gate_up.dtype)
@@ -112,7 +113,7 @@ def _round(
 
 @cached_cast
 def packs_of(blocks: Sequence[Sublayers], narrow: torch.dtype) -> list[Packed]:
-    """The matrices of every block in `narrow`, those that share an input in one."""
+    """Pack the matrices of every block in `narrow`, joining those that share an input."""
     groups = [[layer.weight for layer in group] for pair in blocks for group in product_groups(pair)]
     packed = iter(pack(*groups, dtype=narrow))
 
@@ -123,12 +124,14 @@ def packs_of(blocks: Sequence[Sublayers], narrow: torch.dtype) -> list[Packed]:
 
 
 def norm_eps(*norms: nn.Module | None) -> float:
-    """The eps of the first RMSNorm among them, which all of a model's share; 0 if there is none."""
+    """Return the eps of the first RMSNorm, which all norms of a model share; 0 if there is none."""
     return next((norm.eps for norm in norms if isinstance(norm, RMSNorm)), 0.0)
 
 
 def enter(inner: nn.Module, x: Tensor, narrow: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The stream, and what the first sublayer reads of it in `narrow`: by its inner norm, if it has one."""
+    """Return the stream, and the first sublayer's input in `narrow`, normalised by its inner norm if it has
+    one.
+    """
     if isinstance(inner, RMSNorm):
         assert inner.weight is not None
         return prenorm(x, inner.weight, inner.eps, narrow)
@@ -138,7 +141,9 @@ def enter(inner: nn.Module, x: Tensor, narrow: torch.dtype) -> tuple[Tensor, Ten
 def join(
     sublayer: ScaledResidual, x: Tensor, f: Tensor, following: nn.Module | None
 ) -> tuple[Tensor, Tensor]:
-    """x ← outer(α·x + ε·f), and what the sublayer that follows reads: by its inner norm, if it has one."""
+    """x ← outer(α·x + ε·f); also return the next sublayer's input, normalised by its inner norm if it has
+    one.
+    """
     outer, after = (norm if isinstance(norm, RMSNorm) else None for norm in (sublayer.outer, following))
     y, h = residual(
         x,
@@ -175,7 +180,7 @@ def _attend(
 
 
 def attend_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool, documents: Documents | None) -> Tensor:
-    """Causal attention, within documents if there are any, or attention to all positions."""
+    """Compute causal attention, within documents if there are any, or attention to all positions."""
     if documents is not None:
         return attend_inside(q, k, v, documents)
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)

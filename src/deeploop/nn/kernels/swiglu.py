@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
-"""SwiGLU's product of gate and up, and the down projection of it."""
+"""SwiGLU's product of gate and up, and its down projection."""
 
 from typing import Any
 
@@ -52,9 +52,10 @@ def _swiglu_backward_fp8(
     P, DA, DP, DPT, AT, D_SCALE, D_SCALE_AGAIN, A_SCALE, n, W, D_LIMIT: tl.constexpr, A_LIMIT: tl.constexpr,
     TILE_N: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of SwiGLU in FP8 tiles, row-wise and transposed, for the products of the backward pass.
+    """Compute the gradients of SwiGLU in FP8 tiles, row-wise and transposed, for the products of the backward
+    pass.
 
-    Cast twice for a reason that `casts` gives.
+    Values are cast twice, for the reason given in `casts`.
     """
     row = tl.program_id(1).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)[:, None]
     i = tl.program_id(0) * TILE_W + tl.arange(0, TILE_W)[None, :]
@@ -80,9 +81,9 @@ def _swiglu_backward_fp8(
 def swiglu_backward_fp8(
     sides: Tensor, dhidden: Tensor, narrow: tuple[torch.dtype, torch.dtype], scales: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of both sides along rows and transposed, and the hidden values transposed, in FP8.
+    """Return the gradients of both sides along rows and transposed, and the hidden values transposed, in FP8.
 
-    `narrow` and `scales` are those of the gradients and those of the hidden values.
+    `narrow` and `scales` have two entries: for the gradients, and for the hidden values.
     """
     n, width = dhidden.shape
     dsides = torch.empty_like(sides, dtype=narrow[0])
@@ -103,7 +104,9 @@ def _swiglu_grid(width: int) -> tuple[int, int]:
 
 
 def swiglu(sides: Tensor, narrow: torch.dtype | None = None, scale: Tensor | None = None) -> Tensor:
-    """silu(gate)·up, of gate and up side by side (n, 2·hidden), in FP8 times `scale`; outside any graph."""
+    """Return silu(gate)·up, of gate and up side by side (n, 2·hidden), in FP8 times `scale`; outside any
+    graph.
+    """
     n, width = sides.shape[0], sides.shape[1] // 2
     block, blocks = _swiglu_grid(width)
     hidden = torch.empty(n, width, dtype=narrow or sides.dtype, device=sides.device)
@@ -133,5 +136,5 @@ class _SwiGLUDown(torch.autograd.Function):
 
 
 def swiglu_down(sides: Tensor, packed: Tensor, down: Tensor) -> Tensor:
-    """The down projection of silu(gate)·up, of gate and up side by side (n, 2·hidden)."""
+    """Return the down projection of silu(gate)·up, of gate and up side by side (n, 2·hidden)."""
     return _SwiGLUDown.apply(sides, packed, down)

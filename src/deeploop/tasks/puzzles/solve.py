@@ -109,7 +109,7 @@ def printed(board: Board, colours: bool) -> str:
 
 
 def verdict(boards: list[Board], colours: bool) -> list[str]:
-    """Explain the marks, and tell if the last board is right."""
+    """Explain the marks, and say whether the last board is right."""
     marks = "red: wrong, green: changed" if colours else "*: changed in this segment"
     if not boards[-1].known:
         return [marks]
