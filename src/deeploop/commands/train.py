@@ -217,7 +217,7 @@ def words_of_source(base: RunConfig, start: str, words: list[str]) -> list[str]:
     source = Path(given) if given else base.init_from
     if source is None or start.startswith(RESUME):
         return []
-    from deeploop.train.initial import model_of, option  # now: it imports torch
+    from deeploop.train.initial import model_of, option_words  # now: it imports torch
 
     parts = {"model": model_of(source)}
     if not is_export(source):
@@ -234,7 +234,7 @@ def words_of_source(base: RunConfig, start: str, words: list[str]) -> list[str]:
         for field in dataclasses.fields(theirs):
             value = getattr(theirs, field.name)
             if field.name not in named and value != getattr(ours, field.name):
-                found += option(f"{part}.{field.name}", value)
+                found += option_words(f"{part}.{field.name}", value)
     return found
 
 

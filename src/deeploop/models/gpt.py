@@ -8,7 +8,6 @@ model = LoopedGPT(config, seed=1)
 loss = model(tokens, targets).loss / targets.numel()
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -236,26 +235,23 @@ class LoopedGPT(nn.Module):
         if self.injection is not None:
             x = self.injection(x, entered)
         for number, block in enumerate(self.blocks, start=len(self.prelude) + index * len(self.blocks)):
-            visit, beside = self.visit(block, number, context)
-            x = visit(x, beside)
+            x = self.visit(x, block, number, context)
         return x
 
     def once(self, part: Part, x: Tensor, context: Context) -> Tensor:
         """Apply the blocks of the prelude or the coda."""
         blocks = self.prelude if part == "prelude" else self.coda
         for number, block in enumerate(blocks, start=0 if part == "prelude" else self.visits - len(blocks)):
-            visit, beside = self.visit(block, number, context)
-            x = visit(x, beside)
+            x = self.visit(x, block, number, context)
         return x
 
-    def visit(
-        self, block: nn.Module, number: int, context: Context
-    ) -> tuple[Callable[[Tensor, Context], Tensor], Context]:
-        """The block or its recomputation, and the context, for visit `number` of a forward pass."""
+    def visit(self, x: Tensor, block: nn.Module, number: int, context: Context) -> Tensor:
+        """Apply a block in visit `number` of a forward pass."""
         if context.cache is not None:
             context = context._replace(slot=self.slot_of(number))
         again = self.recomputes("block", context) and number < self.visits - 1
-        return recomputed(block) if again else block, context
+        x = (recomputed(block) if again else block)(x, context)
+        return x
 
     def recomputes(self, unit: Recompute, context: Context) -> bool:
         """True if activations of that unit are recomputed in the backward pass."""

@@ -156,7 +156,7 @@ def weights_of(
     # Older checkpoints have no rate; it followed from the schedule.
     scheduled = learning_rate(step - 1, config.optim) * config.model.matrix_lr_multiplier
     settings = {**vars(config.optim), "lr": saved.get("lr", scheduled)}
-    # No moments lie beside weights that were published without their optimizer.
+    # Weights published without their optimizer have no moments.
     return model, tokenizer, adam_state(load_moments(checkpoint, model), settings), step
 
 
