@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from deeploop.cli import main
 from deeploop.commands.parsing import parse
 from deeploop.commands.train import words_of_source
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.eval.decoding import Choice
 from deeploop.eval.generation import GREEDY
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.report.runs import read_run
@@ -312,7 +312,7 @@ def test_the_cache_gives_what_reading_everything_anew_gives():
         ("<|im", "<|im"),
     ],
 )
-def test_what_the_template_writes_behind_an_answer_is_not_part_of_it(drawn, answer, monkeypatch):
+def test_what_the_template_writes_behind_an_answer_is_not_part_of_it(drawn, answer):
     tokenizer = get_tokenizer("bytes")
     shape = {
         "blocks": 1,
@@ -324,11 +324,13 @@ def test_what_the_template_writes_behind_an_answer_is_not_part_of_it(drawn, answ
         "context": 400,
     }
     tokens = iter([*tokenizer.encode(drawn), tokenizer.end_of_text] * 2)
-    monkeypatch.setattr(
-        "deeploop.tasks.chat.conversation.choose",
-        lambda *_: Choice(torch.tensor([next(tokens)]), torch.zeros(1)),
-    )
-    talk = Conversation(LoopedGPT(GPTConfig(**shape)).eval(), tokenizer, find_template("chatml"))
+
+    class Scripted(LoopedGPT):
+        def logits(self, states):
+            return F.one_hot(torch.tensor([next(tokens)]), 257).float()
+
+    model = Scripted(GPTConfig(**shape)).eval()
+    talk = Conversation(model, tokenizer, find_template("chatml"), sampling=GREEDY)
     for turn in (1, 2):
         shown = []
         assert talk.ask("q", write=shown.append) == "".join(shown) == answer
