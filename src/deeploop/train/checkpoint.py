@@ -111,7 +111,7 @@ def read_state(checkpoint: Path, files: Collection[str] | None = None) -> dict[s
     try:
         state = read_object(path)
         version, checksums = state["format"], state.pop("sha256")
-        own = checksums.pop("state.json")
+        digest = checksums.pop("state.json")
     except OSError as error:
         if not isinstance(error, FileNotFoundError | NotRegularError):  # the disk may answer later
             raise ValueError(f"{path}: can't be read ({error.strerror})") from None
@@ -120,7 +120,7 @@ def read_state(checkpoint: Path, files: Collection[str] | None = None) -> dict[s
         raise DamagedCheckpoint(f"{path}: not the state of a checkpoint ({error!r})") from None
     if version != FORMAT:
         raise ValueError(f"{path}: checkpoint format {version}, this deeploop reads {FORMAT}")
-    if _digest(state) != own:
+    if _digest(state) != digest:
         raise DamagedCheckpoint(f"{path}: damaged (its checksum does not match)")
     try:
         check_files(checksums)
@@ -184,16 +184,16 @@ def load_weights(
     Weights whose names begin with `may_lack` stay as they are where the checkpoint has none of them. Names
     in the file may begin with a `prefix`. A file with exactly `words` rows of the vocabulary gets padding.
     """
-    weights = {name.removeprefix(prefix): own for name, own in _load(checkpoint / WEIGHTS).items()}
+    weights = {name.removeprefix(prefix): tensor for name, tensor in _load(checkpoint / WEIGHTS).items()}
     state = {name.removeprefix("module."): tensor for name, tensor in model.state_dict().items()}
     if may_lack is not None and not any(name.startswith(may_lack) for name in weights):
         weights |= {name: tensor for name, tensor in state.items() if name.startswith(may_lack)}
-    own = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    for name in OF_WORDS & weights.keys() & own.keys():
-        if weights[name].shape[:1] == (words,) and words < own[name][0]:
-            weights[name] = _padded(weights[name], own[name][0] - words)
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    for name in OF_WORDS & weights.keys() & shapes.keys():
+        if weights[name].shape[:1] == (words,) and words < shapes[name][0]:
+            weights[name] = _padded(weights[name], shapes[name][0] - words)
     with _named(checkpoint):
-        check_tensors(weights, own)
+        check_tensors(weights, shapes)
     if not is_sharded(model):
         model.load_state_dict({name: weights[name.removeprefix("module.")] for name in model.state_dict()})
         return
@@ -313,7 +313,7 @@ def _rng_state(device: torch.device) -> dict[str, Tensor]:
 
 def _flatten(state: Moments) -> dict[str, Tensor]:
     """{"blocks.0.w": {"exp_avg": …}} → {"exp_avg:blocks.0.w": …}, which safetensors can hold."""
-    return {f"{key}:{name}": tensor for name, own in state.items() for key, tensor in own.items()}
+    return {f"{key}:{name}": tensor for name, tensors in state.items() for key, tensor in tensors.items()}
 
 
 def _unflatten(tensors: dict[str, Tensor]) -> Moments:

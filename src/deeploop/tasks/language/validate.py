@@ -147,8 +147,8 @@ def by_corpus(
     """Score each corpus in a mixture at every number of rounds."""
     found = []
     for name, windows in parts.items():
-        own = evaluate(model, replace(windows, **how), replace(args, adaptive=(), cache_rounds=()))
-        found.append({"corpus": name, "sequences": own["sequences"], "rounds": own["rounds"]})
+        result = evaluate(model, replace(windows, **how), replace(args, adaptive=(), cache_rounds=()))
+        found.append({"corpus": name, "sequences": result["sequences"], "rounds": result["rounds"]})
     return found
 
 
@@ -192,7 +192,7 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
     for rule in rules:
         model.set_rounds(rounds[-1], recompute_alpha=recompute)
         mean, score = score_adaptive(model, windows, rule)
-        line = between_depths({R: own.loss for R, own in scores.items()}, mean)
+        line = between_depths({R: one.loss for R, one in scores.items()}, mean)
         adaptive.append({**asdict(rule), "mean_rounds": mean, "line": line, **asdict(score)})
     cache: list[dict[str, Any]] = []
     for budget in budgets:
@@ -259,10 +259,10 @@ def report(record: dict[str, Any], run: Path) -> str:
             for row in rows
         ]
         parts.append(text_table(("cache rounds", "slots", "bytes/token", *header[1:]), kept))
-    if own := record.get("by_corpus"):
+    if corpora := record.get("by_corpus"):
         rows = [
             (one["corpus"], f"{one['sequences']:,}", str(row["rounds"]), *_figures(row))
-            for one in own
+            for one in corpora
             for row in one["rounds"]
         ]
         parts.append(text_table(("corpus", "sequences", *header), rows))

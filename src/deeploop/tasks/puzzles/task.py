@@ -117,7 +117,7 @@ class PuzzleTask(Task):
 
     def tensors(self) -> dict[str, Tensor]:
         """The slots of all ranks, for a checkpoint."""
-        return {name: self.world.gather_rows(own).cpu() for name, own in self.slots.tensors().items()}
+        return {name: self.world.gather_rows(tensor).cpu() for name, tensor in self.slots.tensors().items()}
 
     def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         config = self.config
@@ -131,7 +131,7 @@ class PuzzleTask(Task):
             raise ValueError(f"optim.batch={config.optim.batch}: the run was started with {batch}; keep that")
         self._check_slots(tensors)
         mine = slice(self.first, self.first + self.share)
-        types = {name: own.dtype for name, own in self.slots.tensors().items()}
+        types = {name: tensor.dtype for name, tensor in self.slots.tensors().items()}
         if uses_bf16(config.device, self.world.device):  # states computed in bf16 stay in bf16
             types |= {name: tensors[name].dtype for name in ("high", "low")}
         self.slots = Slots(
@@ -142,14 +142,14 @@ class PuzzleTask(Task):
 
     def _check_slots(self, tensors: dict[str, Tensor]) -> None:
         """Raise ValueError unless the slots fit these puzzles and this model."""
-        for name, own in self.slots.tensors().items():
+        for name, tensor in self.slots.tensors().items():
             found = tensors.get(name)
-            shape = (self.config.optim.batch, *own.shape[1:])
+            shape = (self.config.optim.batch, *tensor.shape[1:])
             if found is None or found.shape != shape:
                 theirs = "absent" if found is None else tuple(found.shape)
                 raise ValueError(f"task.safetensors: {name} is {theirs}, must be {shape}")
-            if found.dtype != own.dtype and not (own.is_floating_point() and found.dtype in REAL):
-                raise ValueError(f"task.safetensors: {name} is of {found.dtype}, must be like {own.dtype}")
+            if found.dtype != tensor.dtype and not (tensor.is_floating_point() and found.dtype in REAL):
+                raise ValueError(f"task.safetensors: {name} is of {found.dtype}, must be like {tensor.dtype}")
         bounds = {
             "inputs": self.shape.vocabulary,
             "labels": self.shape.vocabulary,
