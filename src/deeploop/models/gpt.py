@@ -200,12 +200,11 @@ class LoopedGPT(nn.Module):
         if self.gate_training is not None and self.training and targets is not None:
             x, loss = exit_loss(self, self.gate_training, x, entered, context, targets)
             return GPTOutput(self.final_norm(x), loss)
-        free = self.free_rounds
-        if free:
+        if without_grad := self.rounds_without_grad:
             with torch.no_grad():
-                x = self.loop(x, range(free), context, entered, noise)
+                x = self.loop(x, range(without_grad), context, entered, noise)
             torch.clear_autocast_cache()  # older torch keeps weights that were cast without a graph
-        x = self.loop(x, range(free, self.rounds), context, entered, noise)
+        x = self.loop(x, range(without_grad, self.rounds), context, entered, noise)
         x = self.once("coda", x, context)
         if isinstance(cache, KeyValueCache):
             cache.length += tokens.shape[1]
@@ -224,8 +223,8 @@ class LoopedGPT(nn.Module):
             return self.chain(self, x, rounds, context, entered)
         for index in rounds:
             # Recomputing the last round saves nothing: its activations are needed at once.
-            again = self.recomputes("round", context) and index < self.rounds - 1
-            x = (recomputed(self.round) if again else self.round)(x, index, context, entered)
+            recompute = self.recomputes("round", context) and index < self.rounds - 1
+            x = (recomputed(self.round) if recompute else self.round)(x, index, context, entered)
             if noise is not None:  # relative to the stream's root mean square
                 x = x + noise[index] * x.detach().square().mean(-1, keepdim=True).sqrt()
         return x
@@ -249,8 +248,8 @@ class LoopedGPT(nn.Module):
         """Apply a block in visit `number` of a forward pass."""
         if context.cache is not None:
             context = context._replace(slot=self.slot_of(number))
-        again = self.recomputes("block", context) and number < self.visits - 1
-        x = (recomputed(block) if again else block)(x, context)
+        recompute = self.recomputes("block", context) and number < self.visits - 1
+        x = (recomputed(block) if recompute else block)(x, context)
         return x
 
     def recomputes(self, unit: Recompute, context: Context) -> bool:
@@ -258,7 +257,7 @@ class LoopedGPT(nn.Module):
         return self.recompute == unit and context.cache is None and torch.is_grad_enabled()
 
     @property
-    def free_rounds(self) -> int:
+    def rounds_without_grad(self) -> int:
         """The number of rounds outside the graph, before the last `backprop`."""
         if self.backprop is None or not torch.is_grad_enabled():
             return 0
