@@ -37,5 +37,5 @@ def memory_advice(options: str) -> Iterator[None]:
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """By torch's allocator, the driver or cuBLAS; the last two say so in their text alone."""
-    full = any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
-    return full or type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be imported for this
+    said = any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
+    return said or type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be imported for this

@@ -41,6 +41,6 @@ def passing_line(text: str) -> Iterator[None]:
 @contextlib.contextmanager
 def loading_torch() -> Iterator[None]:
     """Say that torch is being imported, which takes a second, from a cold disk many; once under torchrun."""
-    shows = "torch" not in sys.modules and os.environ.get("RANK", "0") == "0"
-    with passing_line("loading PyTorch …") if shows else contextlib.nullcontext():
+    told = "torch" not in sys.modules and os.environ.get("RANK", "0") == "0"
+    with passing_line("loading PyTorch …") if told else contextlib.nullcontext():
         yield
