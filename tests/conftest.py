@@ -82,6 +82,12 @@ def exact_products():
 
 
 @pytest.fixture
+def with_triton(monkeypatch):
+    """Kernels are chosen as if Triton was installed."""
+    monkeypatch.setattr("deeploop.accelerate.known.HAS_TRITON", True)
+
+
+@pytest.fixture
 def hashed(monkeypatch):
     """The names of a checkpoint's files, in the order in which they are read for their checksums."""
     names, real = [], checkpoint._hash

@@ -26,12 +26,14 @@ from deeploop.commands import prepare_puzzles
 from deeploop.commands.train import shape_of_width, with_steps_of_corpus, with_vocabulary_of_corpus
 from deeploop.config.json import leaf_hints
 from deeploop.config.short_names import SHORT
+from deeploop.models import LoopedGPT
 from deeploop.runs.folder import list_checkpoints, load_config
 from deeploop.tasks.puzzles.recipes import PUZZLES
 from deeploop.tasks.recipes import RECIPES, get_recipe
 from deeploop.terminal import loading_torch
 from deeploop.train import loop
 from deeploop.train.distributed import World
+from deeploop.train.opening import open_run
 
 
 @pytest.fixture
@@ -217,18 +219,11 @@ def test_the_line_is_the_same_wherever_it_is_printed(where):
     assert done.stderr == line
 
 
-def test_a_batch_that_does_not_split_over_the_ranks(refused, train_arguments, tmp_path, monkeypatch):
-    class TwoRanks:
-        def __init__(self, config): ...
-
-        def __enter__(self):
-            return World(0, 2, device="cpu")
-
-        def __exit__(self, *error): ...
-
-    monkeypatch.setattr(loop, "open_world", TwoRanks)
-    message = refused(train_arguments(tmp_path / "run", "--optim.batch", 7))
-    assert message == "optim.batch=7: must be a multiple of the 2 ranks"
+def test_a_batch_that_does_not_split_over_the_ranks(make_config, tmp_path):
+    config = make_config(tmp_path / "run", optim={"batch": 7})
+    with pytest.raises(ValueError, match=r"^optim\.batch=7: must be a multiple of the 2 ranks$"):
+        open_run(config, World(0, 2, torch.device("cpu")))
+    assert not config.out.exists()
 
 
 @pytest.mark.parametrize(("name", "source"), [("stdlib", "stdlib"), ("mine", "text FILE…")])
@@ -630,22 +625,22 @@ def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tr
 
 
 @pytest.mark.parametrize(
-    ("command", "broken", "advice"),
+    ("command", "method", "advice"),
     [
-        ("validate", "tasks.language.validate.score_rounds", "try --device cpu"),
-        ("generate", "tasks.language.generate.stream_text", "try --device cpu, or a smaller --max-tokens"),
-        ("diagnose", "tasks.language.diagnose.audit", "try --device cpu, or --sequences 1"),
-        ("export", "commands.export.run", "a smaller model, batch or context needs less"),
+        ("validate", "forward", "try --device cpu"),
+        ("generate", "forward", "try --device cpu, or a smaller --max-tokens"),
+        ("diagnose", "forward", "try --device cpu, or --sequences 1"),
+        ("export", "state_dict", "a smaller model, batch or context needs less"),
     ],
 )
 def test_a_full_gpu_is_one_line_in_other_commands_too(
-    refused, monkeypatch, make_config, tmp_path, command, broken, advice
+    refused, monkeypatch, make_config, tmp_path, command, method, advice
 ):
     def full(*args, **options):
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
 
     loop.train(make_config(tmp_path / "run", optim={"steps": 1}))
-    monkeypatch.setattr(f"deeploop.{broken}", full)
+    monkeypatch.setattr(LoopedGPT, method, full)
     more = {"export": [tmp_path / "folder"], "diagnose": ["--sequences", 2]}
     words = [command, tmp_path / "run", *more.get(command, [])]
     assert refused(words, code=75) == f"the GPU's memory is full; {advice}"

@@ -87,6 +87,6 @@ def test_a_gpu_is_named_with_what_it_can_do(monkeypatch, capability, possible):
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2**31, 2**32))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
-    monkeypatch.setattr("deeploop.train.progress.device_name", lambda device: "GPU")
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "GPU")
     assert doctor.describe_gpu() == "1 × GPU, compute capability {}.{}, 2 of 4 GiB free".format(*capability)
     assert doctor.describe_fp8().startswith("possible" if possible else "not possible")

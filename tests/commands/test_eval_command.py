@@ -12,6 +12,7 @@ import torch
 from deeploop.cli import main
 from deeploop.eval.requests import load_scores
 from deeploop.eval.tasks import PAPER_TASKS
+from deeploop.models import LoopedGPT
 from deeploop.report.results import read as read_results
 from deeploop.tasks.language.scores import IDENTITY, accuracy_chart, averages, table
 from deeploop.train.loop import train
@@ -285,7 +286,7 @@ def test_a_full_gpu_ends_with_a_code_of_its_own(run, task_files, monkeypatch, ca
     def full(*args, **kwargs):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("deeploop.tasks.language.evaluate.score", full)
+    monkeypatch.setattr(LoopedGPT, "forward", full)
     words = [str(run), "--data", str(task_files), "--tasks", "piqa", "--batch-tokens", "900"]
     assert main(["eval", *words]) == 75
     error = capsys.readouterr().err.splitlines()[-1]

@@ -11,6 +11,7 @@ from deeploop.cli import main
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import DeviceConfig
+from deeploop.models.reasoner import Reasoner
 from deeploop.models.reasoner_config import HRMConfig, TRMConfig
 from deeploop.report import results
 from deeploop.report.beside_paper import arc_table
@@ -361,7 +362,7 @@ def test_a_full_gpu_ends_with_a_code_of_its_own(trained, monkeypatch, capsys):
     def full(*args, **kwargs):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(eval_reasoner, "solve_puzzles", full)
+    monkeypatch.setattr(Reasoner, "forward", full)
     assert main(["eval", str(trained / "trm"), "--batch", "6"]) == 75
     assert capsys.readouterr().err == "deeploop eval: error: the GPU's memory is full; try --batch 3\n"
 

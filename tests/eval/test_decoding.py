@@ -1,13 +1,11 @@
 """Decoding over a static cache: one token per step is what one pass over the whole text gives."""
 
-import os
 from dataclasses import replace
 
 import pytest
 import torch
 
 import deeploop
-from deeploop.accelerate.known import HAS_TRITON
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.decoding import KernelStep, ModuleStep
 from deeploop.eval.generation import Sampling, generate, generate_batch
@@ -29,7 +27,6 @@ CASES = {
     "qwen2": {"rule": "prenorm", "kv_heads": 1, "qk_norm": "none", "attention_bias": "qkv"},
     "qwen3": {"rule": "prenorm", "kv_heads": 2, "heads": 4, "qk_norm": "before-rotary", "mlp_bias": True},
 }
-INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KERNEL_STEPS = 5 if DEVICE == "cuda" else 1  # a step takes seconds in the interpreter
 

@@ -103,12 +103,11 @@ def model():
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_an_edited_layer_is_refused_and_named(edit, model, monkeypatch):
+def test_an_edited_layer_is_refused_and_named(edit, model, with_triton):
     change, said = EDITS[edit]
     assert known.obstacle(model.blocks[0], "blocks.0") == ""
     change(model.blocks[0])
     assert known.obstacle(model.blocks[0], "blocks.0") == f"{said}, {LOST}"
-    monkeypatch.setattr(known, "HAS_TRITON", True)
     assert not known.fits_block(model.blocks[0])
     assert not known.fits_decoding(model.blocks[0])
     assert not known.fits_rounds(model)
@@ -140,24 +139,21 @@ def test_what_does_not_compute_may_be_replaced(model, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["loop", "round", "visit"])
-def test_another_loop_is_not_computed_as_ours(method, monkeypatch):
-    monkeypatch.setattr(known, "HAS_TRITON", True)
+def test_another_loop_is_not_computed_as_ours(method, with_triton):
     other = type("Other", (LoopedGPT,), {method: lambda self, *args: None})(CONFIG)
     assert known.fits_block(other.blocks[0])
     assert not install.install_rounds(other)
     assert install.install_rounds(type("Same", (LoopedGPT,), {})(CONFIG))
 
 
-def test_another_stack_is_not_computed_as_ours(monkeypatch):
-    monkeypatch.setattr(known, "HAS_TRITON", True)
+def test_another_stack_is_not_computed_as_ours(with_triton):
     reasoner = Reasoner(HRMConfig(width=32, heads=2, hidden=48), PuzzleShape(6, 9, 1))
     assert known.fits_rounds(reasoner)
     of_class(reasoner.stacks["L"], Stack, forward=lambda self, *args: None)
     assert not install.install_rounds(reasoner)
 
 
-def test_what_was_installed_is_still_known(model, monkeypatch):
-    monkeypatch.setattr(known, "HAS_TRITON", True)
+def test_what_was_installed_is_still_known(model, with_triton):
     for _ in range(2):  # a model that is evaluated after it was trained
         choose_execution(DeviceConfig(), World(0, 1, GPU), model).apply(model)
         assert described(model) == "Triton kernels, bf16"
@@ -170,7 +166,7 @@ def given():
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_a_block_that_is_computed_as_another_is_found_once(wrong, model, given, monkeypatch):
+def test_a_block_that_is_computed_as_another_is_found_once(wrong, model, given, monkeypatch, with_triton):
     block, calls = model.blocks[0], []
 
     def run(pairs, x, rotary, narrow, **options):
@@ -180,7 +176,6 @@ def test_a_block_that_is_computed_as_another_is_found_once(wrong, model, given, 
 
     monkeypatch.setattr(kernels, "stack", SimpleNamespace(run=run), raising=False)
     monkeypatch.setattr(kernels, "fp8_stack", None, raising=False)
-    monkeypatch.setattr(known, "HAS_TRITON", True)
     monkeypatch.setattr(install, "_applies", lambda x, *extras: True)
     plain = partial(Block.forward, block)
     assert install.install(block)
@@ -211,9 +206,8 @@ def test_the_kernels_compute_the_block_that_is_written(model, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["positions", "begin", "loop", "round"])
-def test_a_loop_that_was_overridden_is_left_to_the_modules(monkeypatch, name):
+def test_a_loop_that_was_overridden_is_left_to_the_modules(with_triton, name):
     """A mask of one's own in `positions`, say, which no kernel would apply."""
-    monkeypatch.setattr(known, "HAS_TRITON", True)
     edited = type("Edited", (LoopedGPT,), {name: lambda self, *own, **options: None})
     assert known.has_plain_loop(LoopedGPT(CONFIG))
     assert known.fits_rounds(LoopedGPT(CONFIG))

@@ -54,8 +54,7 @@ def test_every_rule_that_the_kernels_claim_is_tested_against_the_equation():
     assert BLOCKS.keys() >= {rule.name for rule in RULES if rule.form in known.KNOWN_FORMS} - {"deepnorm"}
 
 
-def test_a_rule_of_a_form_that_the_kernels_do_not_know_is_left_to_the_modules(monkeypatch):
-    monkeypatch.setattr(known, "HAS_TRITON", True)
+def test_a_rule_of_a_form_that_the_kernels_do_not_know_is_left_to_the_modules(with_triton):
     block = gpt()
     assert known.fits_block(block)
     block.mlp.rule = replace(block.mlp.rule, form="of tomorrow")
@@ -257,8 +256,7 @@ def test_hopper_is_compute_capability_nine(monkeypatch, capability, hopper):
     assert not kernels.on_hopper(torch.zeros(1))
 
 
-def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatch):
-    monkeypatch.setattr(known, "HAS_TRITON", True)
+def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatch, with_triton):
     monkeypatch.setattr(install, "_applies", lambda x, *extras: True)
     monkeypatch.setattr(install, "_run_kernels", lambda *given, **options: "with a backward pass")
     hopper, fits, narrow = [True], [True], [torch.bfloat16]
@@ -320,8 +318,7 @@ def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch, size):
         assert (a - b).norm() < 3 * (c - b).norm() + 1e-4 * b.norm()
 
 
-def test_what_the_kernels_do_not_know_is_left_alone(monkeypatch):
-    monkeypatch.setattr(known, "HAS_TRITON", True)
+def test_what_the_kernels_do_not_know_is_left_alone(monkeypatch, with_triton):
     attention, mlp = sublayers(gpt())
     assert known.fits(attention, mlp)
     assert not known.fits(ScaledResidual(SwiGLU(32, 48), 32, alpha=2.0), mlp)
@@ -338,16 +335,14 @@ def test_what_the_kernels_do_not_know_is_left_alone(monkeypatch):
     "changes",
     [{"kv_heads": 1}, {"head_width": 32}, {"qk_norm": "none"}, {"attention_bias": "qkv"}, {"mlp_bias": True}],
 )
-def test_shapes_of_pretrained_models_are_left_to_the_modules(monkeypatch, changes):
-    monkeypatch.setattr(known, "HAS_TRITON", True)
+def test_shapes_of_pretrained_models_are_left_to_the_modules(with_triton, changes):
     shape = {"blocks": 1, "width": 32, "heads": 2, "hidden": 48, "vocabulary": 64, "context": 8}
     assert known.fits_block(LoopedGPT(GPTConfig(**shape)).blocks[0])
     assert not known.fits_block(LoopedGPT(GPTConfig(**shape | changes)).blocks[0])
 
 
-def test_installed_blocks_are_themselves_where_the_kernels_have_no_part(monkeypatch):
+def test_installed_blocks_are_themselves_where_the_kernels_have_no_part(with_triton):
     """On a CPU nothing changes, and a copy computes with its own weights."""
-    monkeypatch.setattr(known, "HAS_TRITON", True)
     block, plain = gpt(), gpt()
     plain.load_state_dict(block.state_dict())
     assert install.install(block)
@@ -362,8 +357,7 @@ def test_installed_blocks_are_themselves_where_the_kernels_have_no_part(monkeypa
     assert not torch.equal(block(*given), plain(*given))
 
 
-def test_a_loop_is_installed_where_all_its_blocks_are_known(monkeypatch):
-    monkeypatch.setattr(known, "HAS_TRITON", True)
+def test_a_loop_is_installed_where_all_its_blocks_are_known(with_triton):
     config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9)
     model, plain = LoopedGPT(config), LoopedGPT(config)
     assert install.install_rounds(model)
@@ -394,8 +388,7 @@ def test_a_reasoners_config_says_whether_its_blocks_are_known(monkeypatch, chang
     assert known.SMALLEST_HEAD == 16  # so that heads of 8 and 16 lie on both sides
 
 
-def test_a_reasoners_stacks_are_installed_and_left_to_the_modules_on_a_cpu(monkeypatch):
-    monkeypatch.setattr(known, "HAS_TRITON", True)
+def test_a_reasoners_stacks_are_installed_and_left_to_the_modules_on_a_cpu(with_triton):
     shape = PuzzleShape(vocabulary=6, length=9, puzzle_ids=1)
     model, plain = (Reasoner(HRMConfig(width=32, heads=2, hidden=48), shape) for _ in range(2))
     assert install.install_rounds(model)
@@ -436,8 +429,7 @@ def test_weights_are_cast_once_inside_a_cache():
     assert len(made) == 7
 
 
-def test_a_reasoners_calls_share_a_cache(monkeypatch):
-    monkeypatch.setattr(known, "HAS_TRITON", True)
+def test_a_reasoners_calls_share_a_cache(with_triton):
     model = Reasoner(HRMConfig(width=32, heads=2, hidden=48), PuzzleShape(6, 9, 1))
     assert install.install_rounds(model)
     make = cached_cast(lambda blocks: object())
@@ -462,8 +454,7 @@ def test_nobody_who_looks_inside_meets_the_kernels(monkeypatch):
     assert install._applies(x)
 
 
-def test_only_training_steps_are_in_low_precision(monkeypatch):
-    monkeypatch.setattr(known, "HAS_TRITON", True)
+def test_only_training_steps_are_in_low_precision(monkeypatch, with_triton):
     monkeypatch.setattr(install, "_applies", lambda x, *extras: True)
     monkeypatch.setattr(install, "_run_kernels", lambda how, *args, **options: how)
     config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9)
@@ -477,9 +468,8 @@ def test_only_training_steps_are_in_low_precision(monkeypatch):
         assert model.blocks[0](None, Context(rotary)) == how
 
 
-def test_the_kernels_take_calls_that_are_for_them(monkeypatch):
+def test_the_kernels_take_calls_that_are_for_them(monkeypatch, with_triton):
     """In a block and in a loop; what has a mask of its own or a cache is left to the modules."""
-    monkeypatch.setattr(known, "HAS_TRITON", True)
     monkeypatch.setattr(install, "_applies", lambda x, *extras: all(extra is None for extra in extras))
     monkeypatch.setattr(
         install, "_run_kernels", lambda how, blocks, x, rotary, **options: (list(blocks), options)

@@ -1,6 +1,7 @@
 """`deeploop runs` finds runs and sweeps, tells their state, fits the terminal, reads files from the end."""
 
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -116,11 +117,14 @@ def test_a_value_of_another_kind_is_damage(tmp_path, file, path, value):
 
 
 def test_a_sweep_that_may_not_be_read_is_named(tmp_path, monkeypatch, capsys):
-    def refuse(path):
-        raise PermissionError(13, "Permission denied", str(path))
+    folder, real = write_sweep(tmp_path / "sweep", {"cell": {}}), os.open
 
-    folder = write_sweep(tmp_path / "sweep", {"cell": {}})
-    monkeypatch.setattr(sweeps, "read_object", refuse)
+    def refuse(path, *flags, **options):
+        if Path(path).name == "sweep.json":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *flags, **options)
+
+    monkeypatch.setattr(os, "open", refuse)  # by mode: root may read every file
     assert main(["runs", str(folder)]) == 2
     assert capsys.readouterr().err == f"deeploop runs: error: {folder / 'sweep.json'}: Permission denied\n"
 

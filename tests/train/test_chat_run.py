@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from deeploop.cli import main
 from deeploop.commands.parsing import parse
 from deeploop.commands.train import words_of_source
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.eval.decoding import Choice
 from deeploop.eval.generation import GREEDY
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.report.runs import read_run
@@ -121,18 +121,26 @@ def test_ranks_add_up_to_the_step(make_chat):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_rows_of_filler_do_not_count_for_the_token_similarity(rows, make_chat, monkeypatch):
+def test_rows_of_filler_do_not_count_for_the_token_similarity(rows, make_chat):
     config = make_chat()
     config = replace(config, data=replace(config.data, validation_rows=rows))
 
-    def measured(rank, world):
-        task, model = task_of(config, rank, world)
-        found = task.evaluate(model)
+    sums = []
+
+    class InTurn(World):
+        """The last rank knows the sum over all."""
+
+        def sum(self, values):
+            sums.append(values)
+            return sum(sums)
+
+    def measured(world):
+        task = ChatTask(config, world)
+        found = task.evaluate(task.build())
         return found["loss"], found["similarity"]
 
-    alone, sums = measured(0, 1), []
-    monkeypatch.setattr(World, "sum", lambda self, own: sums.append(own) or sum(sums))
-    _, (loss, similarity) = (measured(rank, 2) for rank in (0, 1))
+    alone = measured(World(0, 1, torch.device("cpu")))
+    _, (loss, similarity) = (measured(InTurn(rank, 2, torch.device("cpu"))) for rank in (0, 1))
     assert loss == pytest.approx(alone[0], rel=1e-5)
     assert similarity == pytest.approx(alone[1], rel=0.05)  # pairs are those within a rank
 
@@ -312,7 +320,7 @@ def test_the_cache_gives_what_reading_everything_anew_gives():
         ("<|im", "<|im"),
     ],
 )
-def test_what_the_template_writes_behind_an_answer_is_not_part_of_it(drawn, answer, monkeypatch):
+def test_what_the_template_writes_behind_an_answer_is_not_part_of_it(drawn, answer):
     tokenizer = get_tokenizer("bytes")
     shape = {
         "blocks": 1,
@@ -324,11 +332,13 @@ def test_what_the_template_writes_behind_an_answer_is_not_part_of_it(drawn, answ
         "context": 400,
     }
     tokens = iter([*tokenizer.encode(drawn), tokenizer.end_of_text] * 2)
-    monkeypatch.setattr(
-        "deeploop.tasks.chat.conversation.choose",
-        lambda *_: Choice(torch.tensor([next(tokens)]), torch.zeros(1)),
-    )
-    talk = Conversation(LoopedGPT(GPTConfig(**shape)).eval(), tokenizer, find_template("chatml"))
+
+    class Scripted(LoopedGPT):
+        def logits(self, states):
+            return F.one_hot(torch.tensor([next(tokens)]), 257).float()
+
+    model = Scripted(GPTConfig(**shape)).eval()
+    talk = Conversation(model, tokenizer, find_template("chatml"), sampling=GREEDY)
     for turn in (1, 2):
         shown = []
         assert talk.ask("q", write=shown.append) == "".join(shown) == answer

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 
 from deeploop.cli import main
 from deeploop.nn.documents import causal_context
-from deeploop.tasks.language import diagnose as diagnose_run
+from deeploop.runs.folder import write_config
 from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
@@ -81,16 +83,19 @@ def test_without_the_mask_the_loss_is_another(masked, make_config, tmp_path):
     assert abs(apart - together) > 1e-6
 
 
-def test_a_diagnosis_keeps_documents_apart(masked, capsys, undrawn, monkeypatch):
-    seen = []
-    real = diagnose_run.examine
-    monkeypatch.setattr(diagnose_run, "examine", lambda *args, **own: seen.append(own) or real(*args, **own))
-    own = {"iterations": 1, "sublayers": ("blocks.0.mlp",)}
-    config = masked(diagnose={"every": 6, "tokens": 40, **own})
-    train(config)
-    words = "--sequences 1 --iterations 1 --sublayers blocks.0.mlp --device cpu".split()  # noqa: SIM905
-    main(["diagnose", str(config.out), *words])
-    assert seen[0]["documents"] is not None
+def test_a_diagnosis_keeps_documents_apart(masked, tmp_path, undrawn, capsys):
+    """The same weights and tokens, with the mask and without."""
+    config = masked(optim={"steps": 1})
+    train(config, quiet=True)
+    together = replace(config, out=tmp_path / "together", data=replace(config.data, mask_documents=False))
+    shutil.copytree(config.out, together.out)
+    write_config(together)
+    words = "--sequences 4 --iterations 1 --sublayers blocks.0.mlp --device cpu --json".split()  # noqa: SIM905
+    kappas = []
+    for run in (config.out, together.out):
+        assert main(["diagnose", str(run), *words]) == 0
+        kappas += [record["kappa"] for record in json.loads(capsys.readouterr().out).values()]
+    assert kappas[0] != pytest.approx(kappas[1], rel=1e-5)
 
 
 def test_attention_is_counted_within_documents(masked, make_config, tmp_path):

@@ -11,7 +11,7 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.runs.folder import last_checkpoint, list_checkpoints, load_any_config, load_config
 from deeploop.tasks import read_config
 from deeploop.tasks.iterate.load import load_iterate
-from deeploop.tasks.iterate.problems.base import draw, is_test
+from deeploop.tasks.iterate.problems.base import is_test
 from deeploop.tasks.iterate.task import IterateTask
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World
@@ -59,15 +59,20 @@ def test_rounds_are_the_steps_asked_for_and_all_of_them_come(tmp_path):
     assert seen == {1, 2, 3}
 
 
-def test_another_batch_on_resume_repeats_no_instance(tmp_path, monkeypatch):
-    numbers = []
-    monkeypatch.setattr(
-        "deeploop.tasks.iterate.task.draw",
-        lambda *given: numbers.extend(given[-1].tolist()) or draw(*given),
-    )
+def test_another_batch_on_resume_repeats_no_instance(tmp_path):
+    seen = []
+
+    class Recording(IterateTask):
+        def batches(self, step):
+            data = super().batches(step)
+            seen.extend(inputs for inputs, *_ in data.batches)
+            return data
+
     for steps, batch in ((2, 4), (4, 2), (6, 8)):
-        train(make_iterate_config(tmp_path / "run", optim={"steps": steps, "batch": batch}, resume=steps > 2))
-    assert numbers == [*range(2 * 4 + 2 * 2 + 2 * 8)]
+        optim = {"steps": steps, "batch": batch}
+        train(make_iterate_config(tmp_path / "run", optim=optim, resume=steps > 2), task=Recording)
+    [(_, (whole, *_))] = batches(started(tmp_path / "whole", optim={"batch": 2 * 4 + 2 * 2 + 2 * 8}), 1)
+    assert torch.equal(torch.cat(seen), whole)
 
 
 def test_a_step_is_repeated_at_its_own_rounds(tmp_path):

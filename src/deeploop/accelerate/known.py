@@ -20,11 +20,11 @@ from deeploop.rules import FORM
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 SMALLEST_HEAD = 16
-MOST_POSITIONS = 128  # of a board that an MLP mixes: a tile holds them all
-WHOLE = 64  # channels and hidden values of its tiles
-MOST_ALPHA = 128  # in FP8 without inner norms: a state of size α is cast as it is, and e4m3 ends at 448
+MOST_POSITIONS = 128  # that an MLP across positions can mix, as one tile holds them all
+WHOLE = 64  # its width and hidden width must be multiples of this
+MOST_ALPHA = 128  # in FP8 without inner norms, where a state of size α is cast unscaled; e4m3 ends at 448
 QK_NORMS = "q_norm", "k_norm"
-# Methods of a looped GPT that a chain of kernels, and those of decoding, stand in for.
+# Methods of a looped GPT that the kernels of training and decoding replace.
 LOOP = "begin", "positions", "document_places", "enter_loop", "loop", "round", "visit", "once"
 KNOWN_FORMS = frozenset({FORM})  # of a residual rule
 

@@ -90,11 +90,11 @@ def tapes(record: Record) -> Chart:
         strips[name] = np.concatenate([truth[:1], read_cells(own["states"])])  # the start is given
     panels = []
     for name, cells in strips.items():
-        said = f"rule {record['rule']}" if name == "truth" else first_wrong(cells, truth)
+        note = f"rule {record['rule']}" if name == "truth" else first_wrong(cells, truth)
         close, far = slice(0, CLOSE + 1), slice(None)
         for title, part, ticks in (
             (f"{name}, the first steps", close, (0, trained, 9, CLOSE)),
-            (f"{name}: {said}", far, (0, trained, 24, 50, 77, 100, 127, 150, len(truth) - 1)),
+            (f"{name}: {note}", far, (0, trained, 24, 50, 77, 100, 127, 150, len(truth) - 1)),
         ):
             panels.append(
                 Panel(

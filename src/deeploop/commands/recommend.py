@@ -51,9 +51,9 @@ def lines(args: RecommendArgs, found: Recommendation) -> list[tuple[str, str]]:
     folders = [folder.removeprefix(RESULTS) for folder in line.folders]
     scales = rule.scales(args.blocks, args.rounds)
     rates = ", ".join(f"{rate * 1e3:g}e-3" for rate in found.rates)
-    told = [f"{symbol} = {value:.4g}" for symbol, value in zip("αβε", scales, strict=True) if value != 1]
+    shown = [f"{symbol} = {value:.4g}" for symbol, value in zip("αβε", scales, strict=True) if value != 1]
     return [
-        ("rule", f"{rule.label}, {rule.equation}" + f" with {', '.join(told)}" * bool(told)),
+        ("rule", f"{rule.label}, {rule.equation}" + f" with {', '.join(shown)}" * bool(shown)),
         ("", standing(found)),
         ("", f"({found.order.conditions})"),
         ("rates", f"compare {rates}; if the best is at an edge, try the next octave"),

@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
     switches = {*rest} & {AUTO_LR, DRY_RUN, QUIET}
     rest = [word for word in rest if word not in switches]
     require_new_flags(rest, base.task)
-    shape, told = shape_of_width(base, rest)
+    shape, notes = shape_of_width(base, rest)
     rest = full_words(["--help" if word == HELP_ALL else word for word in rest], leaf_hints(type(base)))
     if base.resume:
         check_kept(base, rest)
@@ -95,14 +95,14 @@ def main(arguments: list[str]) -> int:
     is_first_rank = int(os.environ.get("RANK", 0)) == 0
     if source in RECIPES:  # the config of a file or a run names its own
         config, line = with_vocabulary_of_corpus(config, rest)
-        told += line
+        notes += line
         config, line = with_steps_of_corpus(config, rest, source)
-        told += line
+        notes += line
     if AUTO_LR in switches:
         config, line = with_measured_rate(config, rest)
-        told += line
+        notes += line
     if is_first_rank and QUIET not in switches:
-        print(*told, sep="\n", end="\n" * bool(told))
+        print(*notes, sep="\n", end="\n" * bool(notes))
     if isinstance(config, ChatTrainConfig) and config.init_from is None:
         raise ValueError(f"{INIT_FROM}: names the run to fine-tune; give {INIT_FROM} RUN")
     if DRY_RUN in switches and not all(folder.exists() for folder in config.folders):
@@ -218,7 +218,7 @@ def words_of_source(base: RunConfig, start: str, words: list[str]) -> list[str]:
     source = Path(given) if given else base.init_from
     if source is None or start.startswith(RESUME):
         return []
-    from deeploop.train.initial import model_of, option  # now: it imports torch
+    from deeploop.train.initial import model_of, option_words  # now: it imports torch
 
     parts = {"model": model_of(source)}
     if not is_export(source):
@@ -235,7 +235,7 @@ def words_of_source(base: RunConfig, start: str, words: list[str]) -> list[str]:
         for field in dataclasses.fields(theirs):
             value = getattr(theirs, field.name)
             if field.name not in named and value != getattr(ours, field.name):
-                found += option(f"{part}.{field.name}", value)
+                found += option_words(f"{part}.{field.name}", value)
     return found
 
 
@@ -409,8 +409,8 @@ def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, list
     warm = round(found.warmup * optim.steps)
     rate = replace(optim, peak_lr=peak, warmup_steps=warm, floor_lr=min(optim.floor_lr, peak))
     beyond = "".join(f"\n  {text}" for text in found.notes)
-    told = (
+    note = (
         f"{AUTO_LR}: peak rate {peak:g}, {warm:,} steps of warm-up{beyond}\n"
         f"  compare {low:g} and {high:g} before a long run"
     )
-    return replace(config, optim=rate), [told]
+    return replace(config, optim=rate), [note]

@@ -222,8 +222,8 @@ class MixtureLoader:
             raise ValueError(f"loader state: {len(self._orders)} corpora are mixed, not {corpora!r:.40}")
         if type(drawn := state.get("drawn")) is not int or not 0 <= drawn < 2**62:
             raise ValueError(f"loader state: drawn {drawn!r:.40}: must be a whole number, 0 or more")
-        for order, own in zip(self._orders, corpora, strict=True):
-            order.load_state(own)
+        for order, position in zip(self._orders, corpora, strict=True):
+            order.load_state(position)
         self._drawn = drawn
         if self._planned is not None and "step" in state:
             self._switch = self._planned + drawn - state["step"] * self._batch

@@ -71,10 +71,10 @@ def examine_reasoner(
             for module, own in pick_module_sublayers(model, sublayers).items()
         }
     # An unconverged norm is slightly too small, so a ratio of norms may exceed R_g.
-    kappas = {m: min(kappa(own), float(schedule.R_g_of(m))) for m, own in alignments.items()}
+    kappas = {m: min(kappa(measured), float(schedule.R_g_of(m))) for m, measured in alignments.items()}
     return {
         "horizon": horizon,
-        "modules": {m: _module(schedule, m, kappas[m], own) for m, own in alignments.items()},
+        "modules": {m: _module(schedule, m, kappas[m], measured) for m, measured in alignments.items()},
         # As in the paper, a module with one visit in the graph is set to its bound 1.
         "kappa_bar": float(kappa_bar(schedule, {m: k for m, k in kappas.items() if schedule.R_g_of(m) > 1})),
         "bound": _bound(model, schedule, kappas, trained_depth),
@@ -89,14 +89,14 @@ def asked_exponent(kappa: float, rounds: int) -> float:
     return exponent_threshold(min(1.0, math.log(kappa) / math.log(rounds)))
 
 
-def _module(schedule: Schedule, module: str, value: float, own: Sequence[Alignment]) -> dict[str, Any]:
+def _module(schedule: Schedule, module: str, value: float, measured: Sequence[Alignment]) -> dict[str, Any]:
     R_g = schedule.R_g_of(module)
     return {
         "J": schedule.J_of(module),
         "R_g": R_g,
         "kappa": value,
         "exponent": asked_exponent(value, R_g),
-        "sublayers": {one.name: one.as_dict() for one in own},
+        "sublayers": {one.name: one.as_dict() for one in measured},
     }
 
 

@@ -257,12 +257,12 @@ def generate_texts(
         raise ValueError("prompts: must be a list of texts; for one text call deeploop.generate")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     every = [_encoded(tokenizer, prompt) for prompt in prompts]
-    said: list[list[int]] = [[] for _ in prompts]
+    new: list[list[int]] = [[] for _ in prompts]
     stop = tokenizer.end_of_text
     for tokens in generate_batch(model, every, max_tokens=max_tokens, sampling=sampling, stop=stop):
-        for row, token in zip(said, tokens, strict=True):
+        for row, token in zip(new, tokens, strict=True):
             row += [] if token is None else [token]
-    return [_decoded(tokenizer, ids) + _decoded(tokenizer, new) for ids, new in zip(every, said, strict=True)]
+    return [_decoded(tokenizer, ids) + _decoded(tokenizer, row) for ids, row in zip(every, new, strict=True)]
 
 
 def _encoded(tokenizer: Tokenizer, prompt: str) -> list[int]:

@@ -1,5 +1,6 @@
-"""The model card of an export: what the model is, where it comes from, how it is loaded."""
+"""The model card of an export: the model, its training, and how to load it."""
 
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from deeploop.train.checkpoint import read_state
 
 
 def model_card(run: Path, model: LoopedGPT, checkpoint: Path) -> str:
-    """README.md of an export for transformers."""
+    """Return README.md of an export for transformers."""
     train = load_any_config(run)
     assert isinstance(train, TrainConfig | IterateTrainConfig)  # of a looped GPT, as loaded
     state, config = read_state(checkpoint, ()), model.config  # the weights were verified as they were loaded
@@ -51,18 +52,16 @@ def model_card(run: Path, model: LoopedGPT, checkpoint: Path) -> str:
 
 
 def _scales(config: GPTConfig) -> dict[str, str]:
-    """The numbers that the rule has: α and β, or the ε on the branch; plain pre-norm has none."""
-    rule = config.residual
-    alpha, beta, epsilon = config.scales
-    known = {"α": rule.has_alpha, "β": beta != 1, "ε": rule.epsilon != "none" or epsilon != 1}
-    numbers = zip(known.items(), (alpha, beta, epsilon), strict=True)
-    own = {name: f"{number:.6g}" for (name, has), number in numbers if has}
+    """Return the rule's scales as one row: α and β, or the ε on the branch; none for plain pre-norm."""
+    rule, scales = config.residual, config.scales
+    has = rule.has_alpha, scales.beta != 1, rule.epsilon != "none" or scales.epsilon != 1
+    names, values = list(compress("αβε", has)), list(compress(scales, has))
     p = f" (p = {rule.p:g})" if rule.law else ""
-    return {", ".join(own): ", ".join(own.values()) + p} if own else {}
+    return {", ".join(names): ", ".join(f"{value:.6g}" for value in values) + p} if names else {}
 
 
 def _cache(model: LoopedGPT) -> str:
-    """The number of slots of a cache and the slot of each visit, for serving engines."""
+    """Describe the slots of a cache and the slot of each visit, for serving engines."""
     config, kept = model.config, model.kept_rounds
     around = " + ".join(f"{count} of the {name}" for name in PARTS if (count := getattr(config, name)))
     slots = f"{model.slots} slots: one per (round, block), {kept} × {config.blocks}"

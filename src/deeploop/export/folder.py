@@ -7,19 +7,19 @@ from pathlib import Path
 
 from deeploop.files import exclusive_folder, new_folder, publish, read_json
 
-PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete
-# What `from_pretrained` loads, or runs, where it finds it: an earlier export's must not stay beside ours.
+PART = ".deeploop-export.part"  # a name used for nothing else, so its content may be deleted
+# Files that `from_pretrained` loads or runs if they exist; those of an earlier export are removed.
 LOADED = (
     *("model*.safetensors", "model.safetensors.index.json", "generation_config.json", "deeploop_*.py"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "chat_template.*", "additional_chat_templates"),
 )
-CARD_MARK = "A looped language model: K stored blocks applied for R rounds"  # in every model card of ours
+CARD_MARK = "A looped language model: K stored blocks applied for R rounds"  # in every model card of deeploop
 
 
 @contextmanager
 def new_export(folder: Path) -> Iterator[Path]:
-    """Give an empty folder to write to; its files then replace those of an earlier export."""
+    """Yield an empty folder to write to; its files then replace those of an earlier export."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder={folder}: is a file; name a folder")
     with exclusive_folder(folder, "folder"):
@@ -29,7 +29,7 @@ def new_export(folder: Path) -> Iterator[Path]:
 
 
 def written(folder: Path, run: Path, checkpoint: Path) -> str:
-    """Say what was exported, and where a README.md is not of an export."""
+    """Summarize what was exported, with a note on a README.md that was kept."""
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     card = folder / "README.md"
     kept = "" if _is_our_card(card) else f"; {card} is not of an export, and stays"
@@ -37,7 +37,7 @@ def written(folder: Path, run: Path, checkpoint: Path) -> str:
 
 
 def _open_part(folder: Path) -> Path:
-    """An empty folder inside `folder`, which must hold nothing but an earlier export."""
+    """Make an empty folder inside `folder`, which must be empty or hold an earlier export."""
     part = folder / PART
     config = read_json(folder / "config.json")
     known = config.get("model_type") == "deeploop" or "exported_by" in config
@@ -52,9 +52,9 @@ def _is_our_card(card: Path) -> bool:
 
 
 def _replace(part: Path, folder: Path) -> None:
-    """Move the files of a whole export into place, config.json last: without it nothing is loaded.
+    """Move the files of a complete export into place, config.json last: without it nothing is loaded.
 
-    A README.md that somebody else wrote stays.
+    A README.md that is not of an export is kept.
     """
     card = folder / "README.md"
     if card.exists() and not _is_our_card(card):

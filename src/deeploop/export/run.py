@@ -1,4 +1,4 @@
-"""A run as a folder for transformers, with weights, tokenizer, code and model card."""
+"""Export a run as a folder for transformers: weights, tokenizer, code and model card."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -53,14 +53,14 @@ def export_run(
 
 
 def load_parts(run: Path, checkpoint: Path) -> tuple[LoopedGPT, Tokenizer | None]:
-    """Model and tokenizer; an iterated task has none, its tokens are numbers (docs/iterate.md)."""
+    """Load the model, and its tokenizer unless it is an iterated task's, whose tokens are numbers."""
     if isinstance(load_any_config(run), IterateTrainConfig):
         return load_iterate(run, checkpoint=checkpoint)[0], None
     return load(run, checkpoint=checkpoint)
 
 
 def check_context(run: Path, trained: int, asked: int | None) -> str:
-    """Return a note on a context above the trained one; raise above that of a retrofit's source."""
+    """Note a context above the trained one; raise ValueError above that of a retrofit's source."""
     if asked is None or asked <= trained:
         return ""
     origin = read_stamp(run).get("retrofit")
@@ -73,7 +73,7 @@ def check_context(run: Path, trained: int, asked: int | None) -> str:
 
 
 def template_of(run: Path) -> str | None:
-    """The chat template that a run was fine-tuned with."""
+    """Read the chat template that a run was fine-tuned with."""
     template = kept_template(resolve(run))
     return None if template is None else template.text
 
@@ -88,7 +88,7 @@ def with_context(model: LoopedGPT, context: int) -> LoopedGPT:
 def save_model(
     model: LoopedGPT, tokenizer: Tokenizer | None, folder: Path, template: str | None = None
 ) -> None:
-    """Weights, config, generation defaults, code, tokenizer and its chat template."""
+    """Write weights, config, generation defaults, code, tokenizer and its chat template."""
     from deeploop.models.hf import DeepLoopForCausalLM
 
     wrapper = DeepLoopForCausalLM.from_gpt(model)
@@ -108,7 +108,7 @@ def save_tokenizer(
     from deeploop.data.hf_tokenizer import to_transformers
 
     theirs = to_transformers(tokenizer, context=context)
-    # A pretrained tokenizer may name another end than the one that documents and answers were trained with.
+    # A pretrained tokenizer may name another end token than the one in training.
     ends = [own for own in dict.fromkeys((theirs.eos_token_id, tokenizer.end_of_text)) if own is not None]
     defaults = GenerationConfig(
         bos_token_id=theirs.bos_token_id,

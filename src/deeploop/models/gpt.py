@@ -8,7 +8,6 @@ model = LoopedGPT(config, seed=1)
 loss = model(tokens, targets).loss / targets.numel()
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -201,12 +200,11 @@ class LoopedGPT(nn.Module):
         if self.gate_training is not None and self.training and targets is not None:
             x, loss = exit_loss(self, self.gate_training, x, entered, context, targets)
             return GPTOutput(self.final_norm(x), loss)
-        free = self.free_rounds
-        if free:
+        if without_grad := self.rounds_without_grad:
             with torch.no_grad():
-                x = self.loop(x, range(free), context, entered, noise)
+                x = self.loop(x, range(without_grad), context, entered, noise)
             torch.clear_autocast_cache()  # older torch keeps weights that were cast without a graph
-        x = self.loop(x, range(free, self.rounds), context, entered, noise)
+        x = self.loop(x, range(without_grad, self.rounds), context, entered, noise)
         x = self.once("coda", x, context)
         if isinstance(cache, KeyValueCache):
             cache.length += tokens.shape[1]
@@ -225,8 +223,8 @@ class LoopedGPT(nn.Module):
             return self.chain(self, x, rounds, context, entered)
         for index in rounds:
             # Recomputing the last round saves nothing: its activations are needed at once.
-            again = self.recomputes("round", context) and index < self.rounds - 1
-            x = (recomputed(self.round) if again else self.round)(x, index, context, entered)
+            recompute = self.recomputes("round", context) and index < self.rounds - 1
+            x = (recomputed(self.round) if recompute else self.round)(x, index, context, entered)
             if noise is not None:  # relative to the stream's root mean square
                 x = x + noise[index] * x.detach().square().mean(-1, keepdim=True).sqrt()
         return x
@@ -236,33 +234,30 @@ class LoopedGPT(nn.Module):
         if self.injection is not None:
             x = self.injection(x, entered)
         for number, block in enumerate(self.blocks, start=len(self.prelude) + index * len(self.blocks)):
-            visit, beside = self.visit(block, number, context)
-            x = visit(x, beside)
+            x = self.visit(x, block, number, context)
         return x
 
     def once(self, part: Part, x: Tensor, context: Context) -> Tensor:
         """Apply the blocks of the prelude or the coda."""
         blocks = self.prelude if part == "prelude" else self.coda
         for number, block in enumerate(blocks, start=0 if part == "prelude" else self.visits - len(blocks)):
-            visit, beside = self.visit(block, number, context)
-            x = visit(x, beside)
+            x = self.visit(x, block, number, context)
         return x
 
-    def visit(
-        self, block: nn.Module, number: int, context: Context
-    ) -> tuple[Callable[[Tensor, Context], Tensor], Context]:
-        """The block or its recomputation, and the context, for visit `number` of a forward pass."""
+    def visit(self, x: Tensor, block: nn.Module, number: int, context: Context) -> Tensor:
+        """Apply a block in visit `number` of a forward pass."""
         if context.cache is not None:
             context = context._replace(slot=self.slot_of(number))
-        again = self.recomputes("block", context) and number < self.visits - 1
-        return recomputed(block) if again else block, context
+        recompute = self.recomputes("block", context) and number < self.visits - 1
+        x = (recomputed(block) if recompute else block)(x, context)
+        return x
 
     def recomputes(self, unit: Recompute, context: Context) -> bool:
         """True if activations of that unit are recomputed in the backward pass."""
         return self.recompute == unit and context.cache is None and torch.is_grad_enabled()
 
     @property
-    def free_rounds(self) -> int:
+    def rounds_without_grad(self) -> int:
         """The number of rounds outside the graph, before the last `backprop`."""
         if self.backprop is None or not torch.is_grad_enabled():
             return 0

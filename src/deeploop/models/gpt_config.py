@@ -81,7 +81,7 @@ class GPTConfig:
             self._require(name, count >= 1, "at least 1")
         self._check_loop()
         self._check_attention()
-        # Equal rules have equal texts, so that configs compare by what they compute.
+        # Rules that compute the same have the same text, so that configs compare equal.
         object.__setattr__(self, "rule", str(parse(str(self.rule), "model.rule")))
         self._require("mup_base_width", self.mup_base_width >= 0, "0 (off) or a width")
 

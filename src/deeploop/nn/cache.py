@@ -55,7 +55,7 @@ class KeyValueCache:
         return keys[:, :, :end], values[:, :, :end]
 
     def check(self, *, slots: int, length: int) -> None:
-        """Raise unless the cache is one for `slots` visits and has room for `length` positions."""
+        """Raise ValueError unless the cache has `slots` slots and room for `length` positions."""
         if self.slots != slots:
             raise ValueError(f"cache of {self.slots} slots: the model needs {slots} now; use a new cache")
         if self.capacity < length:
@@ -79,11 +79,11 @@ class KeyValueCache:
         return sum(tensor.nbytes for memory in self._memory if memory is not None for tensor in memory)
 
     def _slot(self, slot: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        # Batch, dtype and device are those of the first keys: under autocast nobody knows them earlier.
+        # Batch, dtype and device are taken from the first keys: under autocast they are not known earlier.
         memory = self._memory[slot]
         if memory is None:
             shape = (*like.shape[:2], self.capacity, like.shape[3])
-            # Zeros: where a mask hides what was never written, it is still multiplied, by 0.
+            # Zeros, as masked positions are multiplied by 0, which gives NaN for uninitialized inf or NaN.
             memory = self._memory[slot] = (like.new_zeros(shape), like.new_zeros(shape))
         return memory
 

@@ -370,8 +370,8 @@ def settings(groups: Sequence[Setup], runs: Sequence[Run]) -> list[Part]:
     """List how set-ups and evaluations differ from the paper's; evaluations record it themselves."""
     found = Counter(text for run in runs for own in read_evaluations(run.files) for text in own["deviations"])
     notes = "; ".join(f"{text} ({count} evaluations)" for text, count in found.items())
-    said = [f"Evaluations deviate from the paper's: {notes}."] if notes else []
-    return [*([differences_table(groups)] if groups else []), *said]
+    text = [f"Evaluations deviate from the paper's: {notes}."] if notes else []
+    return [*([differences_table(groups)] if groups else []), *text]
 
 
 def differences_table(groups: Sequence[Setup]) -> Table:

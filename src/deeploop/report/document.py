@@ -45,15 +45,15 @@ def summary(runs: Sequence[Run]) -> list[str]:
     most = "at most " * any(one.shared for one in runs)  # each of them counts all its time
     cost = f"{most}{hours:.2f} GPU-hours of training" if hours else "no GPU-hours recorded"
     shared = sum(one.shared and one.tokens_per_s is not None for one in runs)
-    said = (
+    totals = (
         f"{count_of(runs)}: {states}; {cost}. Made from their files by deeploop {deeploop.__version__}. "
         f"The last section has the command behind every number. {MISSING} is a cell without a number. "
         "Losses are those of the last validation; means and figures of final losses omit unfinished runs."
     )
-    told = (
+    note = (
         f"{shared} of {count_of(runs)} shared their device (sweep --jobs); means of tokens/s leave them out."
     )
-    return [said, *([told] if shared else [])]
+    return [totals, *([note] if shared else [])]
 
 
 def damage(runs: Sequence[Run], histories: Histories) -> list[str]:

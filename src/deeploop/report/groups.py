@@ -222,7 +222,7 @@ def in_legend(labels: Iterable[str]) -> dict[str, str]:
     return {one: one if len(labels) <= FEW else one.partition(" · ")[0] for one in labels}
 
 
-# ── Set-ups: what may stand in one table of the paper's form ────────────────────────────────────────────
+# ── Set-ups: runs that can be compared in one table ─────────────────────────────────────────────────────
 @dataclass(frozen=True)
 class Setup:
     """Runs that can be compared in one table."""

@@ -158,8 +158,8 @@ def fitted(runs: Sequence[Run], width: int | None) -> str:
     alike = [
         name for name in SHARED if name in table.header and len(runs) > 1 and len({*table.column(name)}) == 1
     ]
-    said = [f"{name} {table.column(name)[0]}" for name in alike]
-    notes = [f"the same in all: {', '.join(said)}"] if said else []
+    same = [f"{name} {table.column(name)[0]}" for name in alike]
+    notes = [f"the same in all: {', '.join(same)}"] if same else []
     table, dropped = table.without(alike), list[str]()
     for heading in (*EXPENDABLE, "run", *reversed([*setting_columns(runs)]), "verdict", "state", "step"):
         if table.width <= width:

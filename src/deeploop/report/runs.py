@@ -172,10 +172,10 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
     for folder in folders:
         if not opened(folder).is_dir():
             raise ValueError(f"{folder}: no such folder")
-        own = list(_runs_under(folder, depth=3))
-        if not own:
+        inside = list(_runs_under(folder, depth=3))
+        if not inside:
             raise ValueError(f"{folder}: holds no run folder (run.json) and no sweep (sweep.json)")
-        for run in own:
+        for run in inside:
             found.setdefault(run.folder.resolve(), run)
     names = distinct_names([run.folder for run in found.values()])
     runs = [replace(run, name=name) for run, name in zip(found.values(), names, strict=True)]
@@ -261,12 +261,12 @@ def _defaults() -> dict[str, Any]:
 
 def _derived_fields(stamp: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of OF_THE_STAMP: a run's arithmetic, and the puzzles of a reasoner."""
-    own: dict[str, Any] = {"device.low_precision": low_precision(fields)}
+    values: dict[str, Any] = {"device.low_precision": low_precision(fields)}
     if stamp.get("task") in REASONERS:
-        own["data.puzzles"] = str(stamp.get("puzzles"))[:12]
+        values["data.puzzles"] = str(stamp.get("puzzles"))[:12]
     if stamp.get("task") == "iterate" and isinstance(execution := stamp.get("execution"), dict):
-        own["device.arithmetic"] = str(execution.get("precision"))
-    return own
+        values["device.arithmetic"] = str(execution.get("precision"))
+    return values
 
 
 def is_whole(validation: Mapping[str, Any]) -> bool:
@@ -325,7 +325,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
     """The ends of the paths, as short as possible while all differ."""
     parts = [folder.resolve().parts for folder in folders]
     for length in range(1, max(map(len, parts), default=1) + 1):
-        names = ["/".join(own[-length:]) for own in parts]
+        names = ["/".join(path[-length:]) for path in parts]
         if len(set(names)) == len(names):
             return names
     return [str(folder) for folder in folders]

@@ -361,9 +361,9 @@ def beyond_parts(runs: Sequence[Run], histories: Histories) -> list[Part]:
 
 
 def is_iterated(run: Run) -> bool:
-    told = {"data.task", "data.rule", "data.length", "data.train_steps"} <= run.fields.keys()
+    known = {"data.task", "data.rule", "data.length", "data.train_steps"} <= run.fields.keys()
     return (
-        told and run.stamp.get("task") == "iterate" and run.state == "finished" and "steps" in run.validation
+        known and run.stamp.get("task") == "iterate" and run.state == "finished" and "steps" in run.validation
     )
 
 
@@ -500,5 +500,5 @@ def words_of(record: Mapping[str, Any]) -> str:
 
 
 def resumed(step: int, changes: Mapping[str, Any]) -> str:
-    told = ", ".join(f"{name}={setting(new)} (was {setting(old)})" for name, (old, new) in changes.items())
-    return f"then --resume at step {step:,} with {told}"
+    text = ", ".join(f"{name}={setting(new)} (was {setting(old)})" for name, (old, new) in changes.items())
+    return f"then --resume at step {step:,} with {text}"

@@ -47,10 +47,10 @@ def run(args: RetrofitArgs) -> str:
         epsilon_exponent=args.epsilon_exponent,
         context=context,
     )
-    said = describe(source, layers, model)
+    text = describe(source, layers, model)
     if args.dry_run:
-        return said
-    return f"{said}\n{write(args, source, layers, model)}"
+        return text
+    return f"{text}\n{write(args, source, layers, model)}"
 
 
 def training_context(args: RetrofitArgs, source: Source) -> int:

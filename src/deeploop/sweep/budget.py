@@ -14,7 +14,7 @@ from deeploop.tasks import task_class
 from deeploop.train.progress import PEAK_FLOPS
 
 GPU = "H200"
-SMALL = 0.01  # GPU-hours of a whole sweep below which they are not shown: it is meant for a laptop
+SMALL = 0.01  # GPU-hours below which a sweep is meant for a laptop, and its FLOPs are shown instead
 HOURS = ("GPU-hours", "paper's")
 HEADER = ("cell", "tokens", "GFLOP a token", "TFLOP", *HOURS)
 
@@ -52,36 +52,29 @@ def papers_hours(grid: Grid, cell: Cell) -> float | None:
 
 def table(grid: Grid, cells: list[Cell], utilization: float) -> str:
     """Make a table of every cell and their sum; – without a model of the cost, or a number in the paper."""
-    rows, ours, papers, all_tokens, all_flops = [], 0.0, 0.0, 0, 0.0
-    for cell in cells:
-        known = cost(cell.config())
-        hours = known.gpu_hours(utilization) if known else None
-        paper = papers_hours(grid, cell)
-        ours, papers = ours + (hours or 0.0), papers + (paper or 0.0)
-        all_tokens += known.tokens if known else 0
-        all_flops += known.flops if known else 0.0
-        rows.append(
-            (
-                cell.name,
-                f"{known.tokens:,}" if known else "–",
-                f"{known.flops_per_token / 1e9:.3f}" if known else "–",
-                short(known.flops / 1e12 if known else None),
+    costs = [cost(cell.config()) for cell in cells]
+    papers = [papers_hours(grid, cell) for cell in cells]
+    rows = []
+    for cell, own, paper in zip(cells, costs, papers, strict=True):
+        figures = ["–"] * 4
+        if own:
+            hours = own.gpu_hours(utilization)
+            figures = [
+                f"{own.tokens:,}",
+                f"{own.flops_per_token / 1e9:.3f}",
+                short(own.flops / 1e12),
                 short(hours),
-                short(paper),
-            )
-        )
-    total = (
-        f"{len(cells)} cells",
-        f"{all_tokens:,}" if all_tokens else "–",
-        "",
-        short(all_flops / 1e12 or None),
-        short(ours or None),
-        short(papers or None),
-    )
-    small = 0 < ours < SMALL and not papers
-    shown = [i for i, name in enumerate(HEADER) if (name not in HOURS if small else name != "TFLOP")]
-    lines = [[line[i] for i in shown] for line in (HEADER, *rows, total)]
-    return f"{text_table(lines[0], lines[1:])}\n\n{_note(small, utilization)} –: not known."
+            ]
+        rows.append([cell.name, *figures, short(paper)])
+    known = [own for own in costs if own]
+    tokens, hours = sum(own.tokens for own in known), sum(own.gpu_hours(utilization) for own in known)
+    sums = sum(own.flops for own in known) / 1e12, hours, sum(paper or 0.0 for paper in papers)
+    rows.append([f"{len(cells)} cells", f"{tokens:,}" if tokens else "–", "", *map(short, sums)])
+    small = 0 < hours < SMALL and not any(papers)
+    hidden = HOURS if small else ("TFLOP",)
+    shown = [i for i, name in enumerate(HEADER) if name not in hidden]
+    header, *lines = [[row[i] for i in shown] for row in (HEADER, *rows)]
+    return f"{text_table(header, lines)}\n\n{_note(small, utilization)} –: not known."
 
 
 def _note(small: bool, utilization: float) -> str:
@@ -98,6 +91,7 @@ def _note(small: bool, utilization: float) -> str:
 
 
 def short(value: float | None) -> str:
-    if value is None:
+    """Format a number with about two digits; – for None and 0."""
+    if not value:
         return "–"
     return f"{value:,.0f}" if value >= 20 else f"{value:.2g}"

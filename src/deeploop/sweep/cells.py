@@ -28,8 +28,8 @@ from deeploop.runs.sweeps import FORMAT, RecordedCell, SweepRecord, read_sweep
 from deeploop.sweep.grid import Cell, Grid
 from deeploop.train.metrics import Record, last_lines
 
-HARMLESS = ("device.", "checkpoint.", "log.")  # may differ between two starts of one cell
-ARITHMETIC = ("device.precision", "device.stream")  # may not: the cell would change its precision midway
+HARMLESS = ("device.", "checkpoint.", "log.")  # may differ between two starts of a cell
+ARITHMETIC = ("device.precision", "device.stream")  # may not, as the cell would change its precision midway
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class SweepFolder:
     def _left(self, cell: Cell, over: Ending | None, validation: Record) -> Literal["train", "eval"] | None:
         """Next step of a cell: train until its last validation has weights after it, then eval for scores.
 
-        Weights that were dropped on purpose are missed only if they are yet to be scored.
+        Dropped weights are needed again only if they have yet to be scored.
         """
         files = self.files(cell)
         unscored = self.grid.evaluate and not (files / "eval.json").exists()
@@ -223,7 +223,7 @@ class SweepFolder:
     def drop_weights(self, cell: Cell) -> None:
         """Delete a finished cell's checkpoints; its metrics stay."""
         folder = self.run_folder(cell)
-        if not folder.is_dir():  # packed: it has none
+        if not folder.is_dir():  # packed, so it has no folder
             return
         append_file(folder / DROPPED).close()  # first: a cell killed in between still counts as finished
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
@@ -244,7 +244,7 @@ def _as_begun(cells: list[Cell], out: Path) -> list[Cell]:
 
 
 def _as_recorded(cell: Cell) -> RecordedCell:
-    """The cell as it is read back from sweep.json, where tuples are lists and paths are text."""
+    """Convert a cell to what sweep.json holds, where tuples are lists and paths are text."""
     settings = dict(cell.settings)
     if cell.recipe in WITHOUT_BIAS:
         settings.setdefault(BIAS, cell.config().model.unigram_bias)

@@ -18,7 +18,7 @@ from deeploop.sweep.launch import SAVE_SECONDS, note_exit, start
 if TYPE_CHECKING:
     import subprocess
 
-WARNING_SECONDS = SAVE_SECONDS + 10  # from SLURM's warning to the end of the allocation
+WARNING_SECONDS = SAVE_SECONDS + 10  # between SLURM's warning and the end of the allocation
 TIMEOUTS = 1000  # times that a job is requeued; submitit's default is 3
 
 

@@ -20,9 +20,9 @@ Trials = dict[str, dict[str, Settings]]  # a trial's cells, one per seed, by the
 
 
 def tuned(cells: list[Cell], search: Path, overrides: Settings) -> list[Cell]:
-    """The cells, each with the settings of the best trial among those that share its labels.
+    """Give each cell the settings of the best trial among those that share its labels.
 
-    What the `overrides` set stays as it is.
+    Fields in `overrides` are not changed.
     """
     groups = _groups(search)
     result = []
@@ -54,7 +54,7 @@ def _groups(search: Path) -> list[tuple[Axes, Trials]]:
 
 
 def _best(search: Path, trials: Trials) -> Settings:
-    """Settings that distinguish the trial whose worst seed is best."""
+    """Return the settings that distinguish the trial whose worst seed is best."""
     worst = {trial: max(_loss(search / name) for name in seeds) for trial, seeds in trials.items()}
     if math.isinf(min(worst.values())):
         names = ", ".join(name for seeds in trials.values() for name in seeds)

@@ -122,7 +122,7 @@ def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
     top, bottom = (_exact_root(part, exponent.denominator) for part in (base.numerator, base.denominator))
     if top is None or bottom is None:
         return None
-    if exponent.numerator * max(top, bottom).bit_length() > 2048:  # beyond any float it could stand beside
+    if exponent.numerator * max(top, bottom).bit_length() > 2048:  # beyond the range of a float
         return None
     return Fraction(top, bottom) ** exponent.numerator
 

@@ -26,7 +26,7 @@ class Visit(NamedTuple):
     cycle: int  # outer cycle; always 0 in a single loop
     round: int  # which run of the module within its cycle
     sublayer: int  # physical index within the module: 2 * block + (0 attention, 1 MLP)
-    has_grad: bool  # does this visit stand in the training graph?
+    has_grad: bool  # True if this visit is in the training graph
 
 
 class Call(NamedTuple):

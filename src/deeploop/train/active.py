@@ -41,7 +41,7 @@ class ActiveRun:
     warned: bool = False
     """The collapse was already reported."""
     skipped: int = 0
-    """Steps left out because they were not finite."""
+    """Skipped steps, whose loss or gradient was not finite."""
     skipped_in_a_row: int = 0
     last_evaluated_step: int = 0
     """The last step at which the due validation and diagnosis are done."""
@@ -87,7 +87,7 @@ class ActiveRun:
             "schedule_lr": self.lr,
             "warned": self.warned,
             "skipped": self.skipped,
-            "looked_at": self.last_evaluated_step,  # under the name that older checkpoints have
+            "looked_at": self.last_evaluated_step,  # the name in older checkpoints
             "validation": self.last_validation,
             "config": to_dict(self.config),
             **provenance(),

@@ -1,4 +1,4 @@
-"""Checkpoints: whole, atomic, and the same for any number of ranks.
+"""Save and load checkpoints: atomic, and independent of the number of ranks.
 
 A checkpoint is a folder `step-00001000` of safetensors and JSON, nothing pickled. It is written under
 another name, synced, and renamed, so a folder with that name is always complete. Tensors are gathered
@@ -65,7 +65,7 @@ def save_checkpoint(
     rng = world.gather(_rng_state(world.device))
     final = folder / "checkpoints" / f"step-{step:08d}"
     if world.is_main and not final.exists():
-        for left_behind in own_folder(final.parent).glob(".step-*"):  # by a process killed while it saved
+        for left_behind in own_folder(final.parent).glob(".step-*"):  # left by a process killed while saving
             _remove(left_behind)
         part = final.with_name(f".{final.name}.part")
         part.mkdir()
@@ -111,16 +111,16 @@ def read_state(checkpoint: Path, files: Collection[str] | None = None) -> dict[s
     try:
         state = read_object(path)
         version, checksums = state["format"], state.pop("sha256")
-        own = checksums.pop("state.json")
+        digest = checksums.pop("state.json")
     except OSError as error:
-        if not isinstance(error, FileNotFoundError | NotRegularError):  # a disk that does not answer now
+        if not isinstance(error, FileNotFoundError | NotRegularError):  # the disk may answer later
             raise ValueError(f"{path}: can't be read ({error.strerror})") from None
         raise DamagedCheckpoint(f"{path}: not the state of a checkpoint ({error!r})") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{path}: not the state of a checkpoint ({error!r})") from None
     if version != FORMAT:
         raise ValueError(f"{path}: checkpoint format {version}, this deeploop reads {FORMAT}")
-    if _digest(state) != own:
+    if _digest(state) != digest:
         raise DamagedCheckpoint(f"{path}: damaged (its checksum does not match)")
     try:
         check_files(checksums)
@@ -167,7 +167,7 @@ def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[
     found: tuple[Path | None, dict[str, Any], list[str]] = (None, {}, [])
     if world.is_main:  # the other ranks follow it, so that all resume from the same checkpoint
         whole, state, damaged = find_whole(folder)
-        if damaged and whole is None:  # nothing is moved: the next start must not take the folder for new
+        if damaged and whole is None:  # nothing is renamed, or the next start would begin a new run
             raise ValueError(f"{next(iter(damaged.values()))}; no checkpoint of {folder} is whole")
         for checkpoint in damaged:
             own_folder(checkpoint.parent)
@@ -184,20 +184,20 @@ def load_weights(
     Weights whose names begin with `may_lack` stay as they are where the checkpoint has none of them. Names
     in the file may begin with a `prefix`. A file with exactly `words` rows of the vocabulary gets padding.
     """
-    weights = {name.removeprefix(prefix): own for name, own in _load(checkpoint / WEIGHTS).items()}
+    weights = {name.removeprefix(prefix): tensor for name, tensor in _load(checkpoint / WEIGHTS).items()}
     state = {name.removeprefix("module."): tensor for name, tensor in model.state_dict().items()}
     if may_lack is not None and not any(name.startswith(may_lack) for name in weights):
         weights |= {name: tensor for name, tensor in state.items() if name.startswith(may_lack)}
-    own = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    for name in OF_WORDS & weights.keys() & own.keys():
-        if weights[name].shape[:1] == (words,) and words < own[name][0]:
-            weights[name] = _padded(weights[name], own[name][0] - words)
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    for name in OF_WORDS & weights.keys() & shapes.keys():
+        if weights[name].shape[:1] == (words,) and words < shapes[name][0]:
+            weights[name] = _padded(weights[name], shapes[name][0] - words)
     with _named(checkpoint):
-        check_tensors(weights, own)
+        check_tensors(weights, shapes)
     if not is_sharded(model):
         model.load_state_dict({name: weights[name.removeprefix("module.")] for name in model.state_dict()})
         return
-    # Now: what only reads a model, such as `deeploop generate`, would wait for it as long as for torch.
+    # Imported here, as it takes as long as torch, and commands that only read a model do without it.
     from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
     set_model_state_dict(model, dict(weights), options=_whole_tensors())
@@ -313,7 +313,7 @@ def _rng_state(device: torch.device) -> dict[str, Tensor]:
 
 def _flatten(state: Moments) -> dict[str, Tensor]:
     """{"blocks.0.w": {"exp_avg": …}} → {"exp_avg:blocks.0.w": …}, which safetensors can hold."""
-    return {f"{key}:{name}": tensor for name, own in state.items() for key, tensor in own.items()}
+    return {f"{key}:{name}": tensor for name, tensors in state.items() for key, tensor in tensors.items()}
 
 
 def _unflatten(tensors: dict[str, Tensor]) -> Moments:
@@ -327,17 +327,17 @@ def _unflatten(tensors: dict[str, Tensor]) -> Moments:
 def _save_tensors(path: Path, tensors: dict[str, Any]) -> None:
     try:
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
-    except SafetensorError as error:  # a full disk, most often; its space is given back at once
+    except SafetensorError as error:  # most often a full disk, whose space is freed at once
         shutil.rmtree(path.parent, ignore_errors=True)
         raise OSError(f"{path}: can't be written ({error}); earlier checkpoints are whole") from None
-    path.chmod(0o644)  # safetensors leaves 0600; others on a shared disk read runs too
+    path.chmod(0o644)  # safetensors sets 0600, but a shared disk has other readers
 
 
 def _load(path: Path) -> dict[str, Tensor]:
     try:
         with open_regular(path):  # only regular files reach the parser
             return load_file(path)
-    except (OSError, SafetensorError, KeyError, RuntimeError) as error:  # KeyError: a type that torch has not
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:  # KeyError: a dtype unknown to torch
         raise ValueError(f"{path}: can't be read ({error})") from None
 
 
@@ -351,7 +351,7 @@ def _hash(path: Path) -> str:
         return sha256_of(path)
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{path}: is missing") from None
-    except OSError as error:  # a disk that does not answer now is no damage
+    except OSError as error:  # an unreachable disk is not damage
         raise ValueError(f"{path}: can't be read ({error.strerror})") from None
 
 

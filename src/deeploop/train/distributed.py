@@ -1,6 +1,6 @@
 """Devices and ranks, and how a model is wrapped for them.
 
-The model knows nothing of parallelism; everything here wraps it from outside.
+The model itself has no parallel code; everything here wraps it.
 """
 
 import gc
@@ -109,13 +109,13 @@ def _ranks(device: torch.device) -> Iterator[World]:
     if size == 1:
         yield World(0, 1, device)
         return
-    if dist.is_initialized():  # by the caller, for several runs: torch can't reopen a group reliably
+    if dist.is_initialized():  # opened by the caller for several runs, as torch can't reopen a group reliably
         yield World(dist.get_rank(), size, device)
         return
     dist.init_process_group("nccl" if use_cuda else "gloo", device_id=device if use_cuda else None)
     try:
         yield World(dist.get_rank(), size, device)
-        # No rank leaves while another is in its last collective; after an error none waits.
+        # Wait for the last collectives of other ranks, but not after an error.
         dist.barrier()
     finally:
         # Gloo's threads free their last buffers after the ranks went on, and abort the process when
@@ -133,7 +133,7 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
     if world.size == 1:
         return model
     if config.parallel == "fsdp":
-        from deeploop.train.sharding import shard  # now: FSDP takes as long to import as torch
+        from deeploop.train.sharding import shard  # imported here, as FSDP takes as long to import as torch
 
         return shard(model, list(physical_blocks(model)), reshard=config.reshard)
     share_weights(model)
@@ -144,7 +144,7 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
 def share_weights(model: nn.Module) -> None:
     """Broadcast the first rank's parameters and buffers."""
     for tensor in (*model.parameters(), *model.buffers()):
-        if 0 in tensor.stride():  # expanded: a constant, and nothing to write to
+        if 0 in tensor.stride():  # expanded constants can't be written to
             continue
         whole = tensor.detach().contiguous()
         dist.broadcast(whole, src=0)

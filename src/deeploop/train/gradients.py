@@ -1,4 +1,4 @@
-"""One piece of memory for all gradients of a model: micro-batches add to it, and ranks exchange it.
+"""One buffer for all gradients of a model, which micro-batches add to and ranks all-reduce.
 
 A CUDA graph needs gradients that stay where they are. Ranks that hold the whole model need one all-reduce per
 step: a looped block's gradient is whole only after the backward pass of its first visit, which comes last,

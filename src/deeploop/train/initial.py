@@ -1,6 +1,6 @@
 """The weights of another run, or of an export, to start from."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,10 +41,10 @@ class Change(NamedTuple):
     @property
     def option(self) -> str:
         """Words of the command line that set the source's value."""
-        return " ".join(option(f"model.{self.name}", self.old))
+        return " ".join(option_words(f"model.{self.name}", self.old))
 
 
-def option(field: str, value: Any) -> list[str]:
+def option_words(field: str, value: Any) -> list[str]:
     """Return a config field and its value as words of the command line."""
     part, _, name = field.replace("_", "-").rpartition(".")
     if isinstance(value, bool):
@@ -63,27 +63,26 @@ def start_from(
     if not is_export(source):
         check_kind(config, source, "init_from")
     changes = changes_from(config.model, source)
-    free = [change for change in changes if f"model.{change.name}" in named or _is_scale(change, config)]
+    shaping = [change for change in changes if not _is_scale(change, config)]
+    if refused := [change for change in shaping if f"model.{change.name}" not in named]:
+        raise _other_model(source, refused)
     try:
-        if len(free) < len(changes):
-            raise _other_model(source, [change for change in changes if change not in free])
         _load_weights(source, task, model)
     except ShapeMismatch as error:
-        shaping = [change for change in changes if not _is_scale(change, config)]
         raise (_other_model(source, shaping) if shaping else error) from None
     return [
         f"starting from {source} with model.{name}={_shown(new)} (it has {_shown(old)})"
-        for name, old, new in free
+        for name, old, new in changes
     ]
 
 
 def model_of(source: Path) -> Any:
-    """Return the fields that make our model compute something different from the source."""
+    """Return the model config of a run or an export."""
     return read_export(source) if is_export(source) else load_any_config(source).model
 
 
 def changes_from(ours: Any, source: Path) -> list[Change]:
-    """Return the fields in which our model computes something else than the source."""
+    """Return the fields that make our model compute something different from the source."""
     theirs = model_of(source)
     if not isinstance(ours, GPTConfig | ReasonerConfig) or type(theirs) is not type(ours):
         return []
@@ -95,9 +94,9 @@ def changes_from(ours: Any, source: Path) -> list[Change]:
 def _is_same(change: Change, theirs: Any, ours: Any) -> bool:
     """Return True if both values give the same loss on the same tokens."""
     match change.name:
-        case "context":  # how much is read
+        case "context":  # limits the length only
             return True
-        case "exit_gate":  # drawn anew, beside the readout
+        case "exit_gate":  # a new gate does not change the logits
             return not change.old
         case "head_width":  # 0 is width / heads
             return bool(theirs.head_size == ours.head_size)
@@ -116,11 +115,13 @@ def _is_scale(change: Change, config: RunConfig) -> bool:
     return change.name == "rounds"
 
 
-def _other_model(source: Path, changes: Iterable[Change]) -> ValueError:
+def _other_model(source: Path, changes: list[Change]) -> ValueError:
     """Return an error that names the differing fields and the options that would set them."""
-    changes = list(changes)
-    told = ", ".join(f"model.{name}={_shown(old)} (this run {_shown(new)})" for name, old, new in changes)
-    return ValueError(f"init_from={source}: has {told}; add {' '.join(change.option for change in changes)}")
+    differences = ", ".join(
+        f"model.{name}={_shown(old)} (this run {_shown(new)})" for name, old, new in changes
+    )
+    options = " ".join(change.option for change in changes)
+    return ValueError(f"init_from={source}: has {differences}; add {options}")
 
 
 def _shown(value: Any) -> str:

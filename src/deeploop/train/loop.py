@@ -62,7 +62,7 @@ def run_steps(run: ActiveRun, stop: StopRequest) -> str:
     if (ended := already_ended(run)) is not None:
         return ended
     run.record_ending(None)  # until it ends again
-    # A run that was told to stop left what was due at its last step.
+    # A run that was asked to stop skipped what was due at its last step.
     if run.last_evaluated_step < run.step or run.step == 0:
         match run_due_evaluations(run, stop):
             case "stopped":
@@ -74,19 +74,21 @@ def run_steps(run: ActiveRun, stop: StopRequest) -> str:
         run.clock.start()
         queue.submit()
         run.count_step()
-        # Whatever is logged, measured or saved after a step must know it.
+        # Read back the step if something is to be logged, measured or saved after it.
         results = queue.settle(everything=_anything_due(run))
         run.clock.stop()
         for result in results:
             report_step(run, result)
 
         stopping = any(result.stop_requested for result in results)
-        # Who asks to stop does not want to wait for a validation: the resumed run does it first.
+        # A stop does not wait for a due validation; the resumed run does it first.
         ended = run_due_evaluations(run, stop) if run.is_last_step or not stopping else "stopped"
         if ended == "stopped":
             return save_and_stop(run)
         if ended == "collapsed":
-            run.record_ending("collapsed")  # before the save: who is killed in between collapses again
+            run.record_ending(
+                "collapsed"
+            )  # before the save: if killed in between, the resumed run collapses again
         if stopping or ended == "collapsed" or run.is_due(config.checkpoint.every):
             run.save()
         if ended == "collapsed":

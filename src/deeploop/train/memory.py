@@ -18,25 +18,25 @@ from deeploop.nn.recompute import Recompute
 from deeploop.train.distributed import World
 from deeploop.train.execution import runs_fast_blocks
 
-BUDGET = 0.8  # of the free memory: the estimate is within 20%, and the allocator leaves holes
-FEW = 4  # sequences; below that recomputing costs less than small products do
-PLAIN = 3  # times the estimated activations, at most, are kept by blocks in fp32 or as they are written
+BUDGET = 0.8  # share of the free memory to use: the estimate is within 20%, and the allocator fragments
+FEW = 4  # micro-batch below which recomputation costs less than small products
+PLAIN = 3  # upper bound on the activations of blocks in fp32 or without kernels, relative to the estimate
 
 
 Needs = Callable[[int, Recompute], int]  # sequences at once, what is recomputed → bytes
 
 
 class Fit(NamedTuple):
-    """Sequences computed at once on each rank, and what is computed again in the backward pass."""
+    """Sequences computed at once on each rank, and what is recomputed in the backward pass."""
 
     micro_batch: int
     recompute: Recompute
 
 
 def fit(batch: int, config: DeviceConfig, world: World, needs: Needs, *, tokens: int = 0) -> Fit:
-    """The config's micro-batch and recompute, or what fits; `needs` says the bytes that a choice takes.
+    """Return the config's micro-batch and recompute, or what fits; `needs` estimates the bytes of a choice.
 
-    `tokens`: of a sequence, if FP8 can be asked for.
+    `tokens` per sequence are needed for FP8.
 
     On a CPU: the whole share at once, nothing recomputed. On a GPU, the first in this order that fits: off,
     round, block, each at the micro-batch set or else at the largest even split of the share, of at least
@@ -52,14 +52,14 @@ def fit(batch: int, config: DeviceConfig, world: World, needs: Needs, *, tokens:
     estimate = needs_on(world.device, config, needs)
     ways: tuple[Recompute, ...] = ("off", "round", "block")
     if config.precision == "fp8" or config.stream == "bf16":
-        ways = ways[:-1]  # blocks that are recomputed one by one are no chain, which these need
+        ways = ways[:-1]  # these need a chain, which blocks recomputed one by one are not
     ways = ways if config.recompute == "auto" else (config.recompute,)
     for recompute in ways:
         for size in sizes[:1] if config.micro_batch else sizes:
             enough = size >= min(FEW, sizes[0]) or recompute == ways[-1]
             if enough and estimate(size, recompute) <= BUDGET * free:
                 return Fit(size, recompute)
-    return Fit(sizes[0 if config.micro_batch else -1], ways[-1])  # nothing else could be tried
+    return Fit(sizes[0 if config.micro_batch else -1], ways[-1])  # there is no alternative
 
 
 def needs_on(device: torch.device, config: DeviceConfig, needs: Needs) -> Needs:

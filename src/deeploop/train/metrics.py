@@ -22,7 +22,7 @@ Record = dict[str, Any]
 
 LONGEST_LINE = 1 << 20
 """Bytes of a line; ours have some hundreds, a diagnosis some thousands."""
-# What readers reckon with: numbers or null, and words or null.
+# Fields that readers expect to be numbers or null, and strings or null.
 NUMBERS = frozenset(
     (
         *("loss", "floor", "similarity", "exact", "cells", "segments", "lr", "grad_norm", "tokens"),
@@ -57,7 +57,7 @@ class MetricsWriter:
             self._wandb.log(numbers, step=step)
 
     def close(self) -> None:
-        with suppress(OSError):  # what a full disk did not take was already told
+        with suppress(OSError):  # a full disk was already reported
             self._file.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
@@ -99,7 +99,7 @@ def stream_back(folder: Path, block: int = 1 << 16) -> Iterator[Record]:
             rest, *lines = (file.read(end - start) + rest).split(b"\n")
             yield from (record for record in map(_parse, reversed(lines)) if record is not None)
             if len(rest) > LONGEST_LINE:
-                rest = b"\x00"  # what comes before it is no line of ours, whatever it is
+                rest = b"\x00"  # longer than any line that deeploop writes
         if (record := _parse(rest)) is not None:
             yield record
 
@@ -138,7 +138,7 @@ def _parse(line: bytes) -> Record | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None
-    if record.get("verdict") == "between":  # what `undecided` was called
+    if record.get("verdict") == "between":  # the old name of `undecided`
         record["verdict"] = "undecided"
     step = record.get("step")
     return record if type(step) is int and 0 <= step < 2**53 else None
@@ -213,5 +213,5 @@ def _wandb(project: str, folder: Path, settings: Record) -> Any:
     own_folder(folder / "wandb")
     try:
         return wandb.init(project=project, name=folder.name, dir=str(folder), config=settings)
-    except wandb.Error as error:  # nobody is logged in, a bad project name
+    except wandb.Error as error:  # not logged in, or a bad project name
         raise ValueError(f"log.wandb={project}: {error}") from None

@@ -26,7 +26,7 @@ def learning_rate(step: int, config: BaseOptimConfig) -> float:
 def make_optimizer(
     model: nn.Module, config: OptimConfig, *, fused: bool, matrix_lr_multiplier: float = 1.0
 ) -> torch.optim.Optimizer:
-    """The optimizer over three groups: block matrices, embeddings, and the undecayed norm gains.
+    """Make the optimizer with three groups: block matrices, embeddings, and norm gains without decay.
 
     An injection's weights are with the gains: decay would shrink the carry, which starts as the identity.
     With a rate of their own they come last, in a group of their own. Each group carries its
@@ -100,14 +100,14 @@ def make_reasoner_optimizer(model: nn.Module, config: ReasonerOptimConfig) -> Ad
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:  # a task's own optimizer may set no multiplier
+    for group in optimizer.param_groups:  # a task's own optimizer may not set one
         group["lr"] = rate * group.get("lr_multiplier", 1.0)
 
 
 def supports_conditional_step(optimizer: torch.optim.Optimizer) -> bool:
     """Return True if the optimizer can skip a step on the device, as a tensor says.
 
-    AdamW's fused kernel can, and AdamATan2 on a GPU: a CPU has no queue, and nothing to gain. Sharded
+    AdamW's fused kernel can, and AdamATan2 on a GPU; a CPU would gain nothing. Sharded
     parameters can't have it.
     """
     from torch.distributed.tensor import DTensor  # now: commands that train nothing do without it

@@ -9,11 +9,11 @@ from tqdm import tqdm
 
 from deeploop.terminal import printable
 
-LINE_SECONDS = 10
-PACE_SECONDS = 3  # of steps, until their speed is known
-WORTH_SAYING = 30  # seconds left: of a shorter run no estimate is printed
-SHORT_SECONDS = 3  # a validation that takes less is not shown
-# Dense bf16 peak of the datasheets, FLOP/s: what "utilization" below is a share of.
+LINE_SECONDS = 10  # least time between two printed lines
+ESTIMATE_AFTER = 3  # seconds of steps before the time left is estimated
+LEAST_ESTIMATE = 30  # shorter estimates are not printed
+LEAST_VALIDATION = 3  # seconds; shorter validations are not shown
+# Peak dense bf16 FLOP/s from the data sheets, for model FLOPs utilization (`mfu`).
 PEAK_FLOPS = {
     "H200": 989e12,  # a GH200 too
     "H100": 989e12,
@@ -87,10 +87,10 @@ class Display:
         )
         self._prints_steps = shown and (self._bar.disable or not sys.stdout.isatty())
         self._total, self._first, self._step = total, done, done
-        self._began = time.monotonic()
-        self._last_line = self._began, done
-        self._validation_began, self._postfix = self._began, ""
-        self._pace_from: tuple[float, int] | None = None  # when the first step was done, which compiles
+        self._began = self._line_time = self._validation_began = time.monotonic()
+        self._line_step = done
+        self._postfix = ""
+        self._first_step_end: float | None = None  # steps are timed from here, as the first one compiles
         self._has_estimate = False
 
     def step(self, loss: float, rate: float, tokens_per_s: float | None) -> None:
@@ -99,50 +99,50 @@ class Display:
         self._step += 1
         self._estimate()
         if tokens_per_s is not None:
-            known = f"loss {loss:.3f}", f"lr {rate:.1e}", f"{_thousands(tokens_per_s)} tok/s"
-            self._postfix = ", ".join(known)
+            parts = f"loss {loss:.3f}", f"lr {rate:.1e}", f"{_thousands(tokens_per_s)} tok/s"
+            self._postfix = ", ".join(parts)
             self._bar.set_postfix_str(self._postfix, refresh=False)
-            if self._prints_steps and self._is_line_due():
-                self.say("  ".join([f"step {self._step}/{self._total}", *known, f"{self._time_left()} left"]))
+            line = "  ".join([*parts, f"{self._time_left()} left"])
+            if 100 * (self._step - self._line_step) >= self._total and self._print_line(line):
+                self._line_step = self._step
 
     def _estimate(self) -> None:
-        """Say once how long the run will take, as soon as steps have a pace."""
+        """Print once how long the run will take, after ESTIMATE_AFTER seconds of steps."""
         now = time.monotonic()
-        if self._pace_from is None:
-            self._pace_from = now, self._step
-        began, first = self._pace_from
-        if self._has_estimate or now - began < PACE_SECONDS:
+        if self._first_step_end is None:
+            self._first_step_end = now
+        elapsed = now - self._first_step_end
+        if self._has_estimate or elapsed < ESTIMATE_AFTER:
             return
         self._has_estimate = True
-        left = (self._total - self._step) * (now - began) / (self._step - first)
-        if left > WORTH_SAYING:
-            rest = f"{self._total - self._step:,} steps"
-            self.say(f"{'time:':<10} about {hours_minutes_seconds(left)} left for {rest}")
+        steps_left = self._total - self._step
+        seconds = steps_left * elapsed / (self._step - self._first - 1)
+        if seconds > LEAST_ESTIMATE:
+            self.say(f"{'time:':<10} about {hours_minutes_seconds(seconds)} left for {steps_left:,} steps")
 
     def validating(self, share: float) -> None:
         """Show the share of a validation that is done, from 0 to 1."""
-        now = time.monotonic()
         if share == 0:
-            self._validation_began = now
-        elapsed = now - self._validation_began
-        if share == 0 or elapsed < SHORT_SECONDS:
+            self._validation_began = time.monotonic()
+            return
+        elapsed = time.monotonic() - self._validation_began
+        if elapsed < LEAST_VALIDATION:
             return
         if share == 1:
             self._bar.set_postfix_str(self._postfix)
             return
-        known = f"validating: {share:.0%} done, {hours_minutes_seconds(elapsed * (1 / share - 1))} left"
-        self._bar.set_postfix_str(known)
-        if self._prints_steps and now - self._last_line[0] >= LINE_SECONDS:
-            self._last_line = now, self._last_line[1]
-            self.say(f"step {self._step}/{self._total}  {known}")
+        text = f"validating: {share:.0%} done, {hours_minutes_seconds(elapsed * (1 / share - 1))} left"
+        self._bar.set_postfix_str(text)
+        self._print_line(text)
 
-    def _is_line_due(self) -> bool:
-        """Return True if LINE_SECONDS and a hundredth of the run have passed since the last line."""
-        now, (then, step) = time.monotonic(), self._last_line
-        due = now - then >= LINE_SECONDS and 100 * (self._step - step) >= self._total
-        if due:
-            self._last_line = now, self._step
-        return due
+    def _print_line(self, text: str) -> bool:
+        """Print a text with the step, unless there is a bar or a line in the last LINE_SECONDS."""
+        now = time.monotonic()
+        if not self._prints_steps or now - self._line_time < LINE_SECONDS:
+            return False
+        self._line_time = now
+        self.say(f"step {self._step}/{self._total}  {text}")
+        return True
 
     def _time_left(self) -> str:
         pace = (time.monotonic() - self._began) / (self._step - self._first)  # with validations and saves
@@ -154,7 +154,7 @@ class Display:
         try:
             tqdm.write(printable(text, keep="\n\t"))
             sys.stdout.flush()  # a log is read while it grows
-        except BrokenPipeError:  # nobody reads any more (`| head`): the run is worth more than its lines
+        except BrokenPipeError:  # the reader has exited (`| head`); the run continues
             self._shown = False
 
     def close(self) -> None:

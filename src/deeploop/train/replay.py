@@ -31,7 +31,7 @@ class Recorded:
         for place, tensor in zip(self.batch, batch, strict=True):
             place.copy_(tensor, non_blocking=True)
         self.graph.replay()
-        return tuple(tensor.clone() for tensor in self.left)  # the next replay overwrites it
+        return tuple(tensor.clone() for tensor in self.left)  # as the next replay overwrites it
 
 
 class GraphReplay:

@@ -45,13 +45,13 @@ from deeploop.runs.folder import (
 )
 from deeploop.train.checkpoint import load_weights, read_whole_state
 
-PART = ".deeploop-run.part"  # a name that nobody else uses
+PART = ".deeploop-run.part"  # a name used for nothing else
 
 
 def create_run(config: RunConfig, stamp: dict[str, Any], files: dict[str, str]) -> None:
     """Write the files that are known before the first step, including the task's own `files`."""
     folder = config.out
-    made = provenance() | {"torch": torch.__version__}  # the metadata lack the CUDA build
+    made = provenance() | {"torch": torch.__version__}  # package metadata lack the CUDA build
     try:
         for name, text in files.items():
             write_text(folder / name, text)
@@ -66,9 +66,9 @@ def create_run(config: RunConfig, stamp: dict[str, Any], files: dict[str, str]) 
 
 @contextmanager
 def new_run(out: Path) -> Iterator[Path]:
-    """Yield an empty folder inside `out`, whose files become a run there once all of them are written.
+    """Yield an empty folder inside `out`, whose files are moved into `out` once all of them are written.
 
-    `out` must hold nothing but what was left by a command that was killed in here.
+    `out` must be empty, except for what a killed command left.
     """
     with exclusive_folder(out, "out"):
         part = out / PART

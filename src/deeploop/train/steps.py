@@ -25,7 +25,7 @@ from deeploop.train.stop import StopRequest
 from deeploop.train.task import StepData, set_rounds
 from deeploop.train.transfer import OnHost, copy_to_host
 
-MOST_SKIPPED = 20  # steps in a row: what is broken by then does not mend itself
+MOST_SKIPPED = 20  # skipped steps in a row before the run ends
 
 
 class StepResult(NamedTuple):
@@ -146,7 +146,7 @@ class StepQueue:
         total = torch.zeros((), device=run.world.device)
         if self._memory is not None:
             self._memory.begin_step()
-        elif self._queue:  # they are still those of a step that is not read back yet
+        elif self._queue:  # still those of a step that was not read back
             run.optimizer.zero_grad(set_to_none=True)
         with self._checked_once():
             for index, batch in enumerate(data.batches):
@@ -187,7 +187,7 @@ class StepQueue:
         elif self._skips and run.skipped_in_a_row < MOST_SKIPPED:
             self._skip(queued, loss, norm)
         else:
-            if self._queue:  # the step after it is under way, with rounds and gradients of its own
+            if self._queue:  # the next step, already queued, has its own rounds and gradients
                 self._gradients(queued.data)
             raise FloatingPointError(non_finite_report(run, queued.step, queued.data, loss, norm))
         return StepResult(queued.step, loss, norm, queued.lr, queued.data.rounds, stopping > 0)

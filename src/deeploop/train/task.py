@@ -16,7 +16,7 @@ from deeploop.train.memory import Fit
 from deeploop.train.optim import make_optimizer
 
 OnBatch = Callable[[float], None]
-"""Called before each batch of an evaluation, on all ranks alike, with the share that is done."""
+"""Called before each batch of an evaluation with the share done, equally often on all ranks."""
 
 
 class EvaluationStopped(Exception):
@@ -34,11 +34,11 @@ class StepData:
     batches: list[Any]
     """This rank's share, in pieces that fit the device."""
     rounds: int | None = None
-    """Rounds of the model in this step; None: as it is."""
+    """Rounds of the model in this step; None: unchanged."""
 
 
 def set_rounds(model: Any, rounds: int | None) -> None:
-    """Give a model its rounds of a step; None leaves it as it is."""
+    """Set a model's rounds for a step; None changes nothing."""
     if rounds is not None and rounds != model.rounds:
         model.set_rounds(rounds)
 
@@ -64,17 +64,17 @@ class Task(ABC):
     """
 
     is_given: ClassVar[bool] = False
-    """The config leaves it to its user, who gives a task beside it: `train(config, task=YourTask)`."""
+    """True if the user must pass the task: `train(config, task=YourTask)`."""
     legend: ClassVar[dict[str, str]] = {}
     """Meaning of an evaluation's numbers, for the header."""
 
     fit: Fit
     """The micro-batch of a rank, and what is recomputed."""
     examples: int
-    """Tokens, or examples, that there are to train on."""
+    """Training tokens or examples."""
     targets_per_step: int
     flops_per_step: int = 0
-    """0: not known, as of the memory and the validation."""
+    """0: unknown, as for the next two."""
     step_bytes: int = 0
     """Memory of a step on a rank, estimated."""
     validation_steps: float = 0.0
@@ -84,16 +84,16 @@ class Task(ABC):
     tokenizer: Tokenizer | None = None
     """Tokenizer of a task on text, to refuse weights that were trained on another one's tokens."""
     ahead: int = 0
-    """Sequences drawn beyond step × batch, in a run that had another batch before."""
+    """Sequences drawn beyond step × batch, in a run whose batch was changed."""
     begun_with: int = 0
-    """Steps that the run was begun with, over a share of which rounds rise."""
+    """Steps at the start of the run; rounds rise over a share of them."""
 
     def __init__(self, config: Any, world: World) -> None:
         self.config, self.world = config, world
         self.begun_with = config.optim.steps
 
     def drawn(self, step: int) -> int:
-        """Sequences drawn in the first `step` steps: the number of the next one."""
+        """Return the number of sequences drawn in the first `step` steps."""
         return self.ahead + step * int(self.config.optim.batch)
 
     @property
@@ -103,33 +103,33 @@ class Task(ABC):
 
     @classmethod
     def tokens_and_flops(cls, config: Any) -> tuple[int, float] | None:
-        """Tokens of a whole run, and FLOPs of each; None where they are not known without its data."""
+        """Return the tokens of a whole run and the FLOPs per token; None if they depend on its data."""
         return None
 
     # ── Required ────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod
     def build(self) -> nn.Module:
-        """The model with freshly drawn weights, the same on every machine."""
+        """Build the model with freshly drawn weights, the same on every machine."""
 
     @abstractmethod
     def batches(self, step: int) -> StepData:
-        """The data of step number `step` (from 0); asked for once for each step, in order."""
+        """Return the data of step number `step` (from 0); called once per step, in order."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """A micro-batch's share of the step's mean loss."""
+        """Return a micro-batch's share of the step's mean loss."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module, on_batch: OnBatch = ignore_batch) -> dict[str, Any]:
-        """Numbers on held-out data, `loss` among them; the same on every rank."""
+        """Return metrics on held-out data, including `loss`; the same on every rank."""
 
     @abstractmethod
     def describe(self, result: dict[str, Any]) -> str:
-        """An evaluation in one line."""
+        """Format an evaluation in one line."""
 
     # ── With defaults ───────────────────────────────────────────────────────────────────────────────────
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW or Muon over the wrapped model.
+        """Make AdamW or Muon over the wrapped model.
 
         The schedule sets the rate of every group, times its `lr_multiplier` where it has one.
         """
@@ -137,7 +137,7 @@ class Task(ABC):
         return make_optimizer(model, self.config.optim, fused=fused, matrix_lr_multiplier=multiplier)
 
     def metrics(self, model: nn.Module) -> dict[str, Any]:
-        """More numbers, or lists of them, for the line of training metrics that is due after a step."""
+        """Return more numbers, or lists of them, for a line of training metrics."""
         return {}
 
     def leave(self) -> tuple[Tensor, ...]:
@@ -151,7 +151,7 @@ class Task(ABC):
         """Use what a micro-batch left."""
 
     def update(self, step: int, only_if: Tensor | None) -> None:  # noqa: B027
-        """Update what the optimizer does not hold, after its step number `step` (from 0).
+        """Update parameters outside the optimizer, after its step number `step` (from 0).
 
         With `only_if` the loss is not known yet: nothing may change if that tensor is false.
         """
@@ -161,19 +161,19 @@ class Task(ABC):
         return {"task": self.config.task}
 
     def files(self) -> dict[str, str]:
-        """Other files of the run folder: names and text."""
+        """Return further files of the run folder: name → text."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint's JSON file."""
+        """Return the state for a checkpoint's JSON file."""
         return {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """State for a checkpoint's tensor file, gathered over the ranks."""
+        """Return the state for a checkpoint's tensor file, gathered over the ranks."""
         return {}
 
     def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:  # noqa: B027
-        """Continue from what a checkpoint kept."""
+        """Load the state from a checkpoint."""
 
     def check_source(self, stamp: dict[str, Any], run: Path) -> None:  # noqa: B027
         """Raise for a run of this kind whose weights can't be started from; `stamp` is its run.json."""

@@ -11,7 +11,7 @@ class OnHost(NamedTuple):
 
     values: Tensor
     arrived: torch.cuda.Event | None
-    """None if the values are there already."""
+    """None if the values are already available."""
 
     def read(self) -> Tensor:
         """Return the values, waiting only for work that was queued before the copy."""

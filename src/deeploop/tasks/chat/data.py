@@ -39,8 +39,9 @@ from deeploop.tasks.chat.template import (
 CHAT_FORMAT = 1
 SPLITS = ("train", "validation")
 TYPES = {"tokens": ("<u2", "<u4"), "answers": ("|b1",), "bounds": ("<i8",)}
-HASHED = {"template": "another template", "text_sha256": "other text"}  # settings stored as a hash
+HASHED = {"template": "another template", "text_sha256": "other text"}  # settings stored as hashes, in errors
 COUNTS = ("conversations", "shortened", "left_out")
+Encoded = tuple[np.ndarray, np.ndarray]  # tokens, and True for those of answers
 FIELDS = {
     "source": str,
     "tokenizer": str,
@@ -109,8 +110,8 @@ class ChatSet:
     @property
     def checksum(self) -> str:
         """sha256 over the checksums of the arrays, which identifies the conversations in any folder."""
-        own = [self.facts["arrays"][name]["sha256"] for name in sorted(self.facts["arrays"])]
-        return sha256(" ".join(own).encode()).hexdigest()
+        hashes = [array["sha256"] for _, array in sorted(self.facts["arrays"].items())]
+        return sha256(" ".join(hashes).encode()).hexdigest()
 
     @property
     def tokens(self) -> int:
@@ -224,8 +225,8 @@ def cut_at_front(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 def _encode(
     file: Path, tokenizer: Tokenizer, template: ChatTemplate, context: int, share: float
-) -> tuple[dict[str, list[tuple[np.ndarray, np.ndarray]]], dict[str, int]]:
-    kept: list[tuple[np.ndarray, np.ndarray]] = []
+) -> tuple[dict[str, list[Encoded]], dict[str, int]]:
+    kept: list[Encoded] = []
     counts = dict.fromkeys(COUNTS, 0)
     for where, messages in read_conversations(file):
         counts["conversations"] += 1
@@ -259,7 +260,7 @@ def _write(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     settings: dict[str, Any],
-    splits: dict[str, list[tuple[np.ndarray, np.ndarray]]],
+    splits: dict[str, list[Encoded]],
     counts: dict[str, int],
 ) -> None:
     arrays: dict[str, np.ndarray] = {}
@@ -312,25 +313,27 @@ def _read_facts(folder: Path) -> dict[str, Any]:
 
 
 def _read_split(folder: Path, name: str, facts: dict[str, Any]) -> ChatSplit:
-    shapes = {kind: facts["arrays"][f"{name}_{kind}"]["shape"] for kind in TYPES}
-    split = ChatSplit(
-        **{
-            kind: read_array(folder / f"{name}_{kind}.npy", "chat.json", shape, TYPES[kind])
-            for kind, shape in shapes.items()
-        }
-    )
-    bounds, tokens = split.bounds, split.tokens
-    flat = bounds.ndim == tokens.ndim == split.answers.ndim == 1 < len(bounds)
-    whole = flat and bounds[0] == 0 and bounds[-1] == len(tokens) == len(split.answers)
-    inside = whole and bounds.min() == 0 and bounds.max() == len(tokens)  # excludes differences that overflow
-    # Each conversation has at least two tokens, the second of which may be an answer.
-    if not inside or np.diff(bounds).min() < 2:
+    arrays = {}
+    for kind, types in TYPES.items():
+        shape = facts["arrays"][f"{name}_{kind}"]["shape"]
+        arrays[kind] = read_array(folder / f"{name}_{kind}.npy", "chat.json", shape, types)
+    split = ChatSplit(**arrays)
+    if not _are_conversations(split):
         raise ValueError(f"{name}_bounds.npy does not cut its tokens into conversations")
-    if (most := int(tokens.max())) >= facts["vocabulary"]:
+    if (most := int(split.tokens.max())) >= facts["vocabulary"]:
         raise ValueError(f"{name}_tokens.npy: token {most} is outside the vocabulary")
-    if not split.scored().all() or split.answers[bounds[:-1]].any():
+    if not split.scored().all() or split.answers[split.bounds[:-1]].any():
         raise ValueError(f"{name}_answers.npy: a conversation without an answer")
     return split
+
+
+def _are_conversations(split: ChatSplit) -> bool:
+    """Return True if the bounds cut the tokens into conversations of at least two."""
+    bounds, tokens, answers = split.bounds, split.tokens, split.answers
+    if not bounds.ndim == tokens.ndim == answers.ndim == 1 or len(bounds) < 2 or len(answers) != len(tokens):
+        return False
+    ends = bounds[0] == bounds.min() == 0 and bounds[-1] == bounds.max() == len(tokens)
+    return bool(ends and np.diff(bounds).min() >= 2)  # with these ends, no difference overflows
 
 
 def _compare(path: Path, found: str, wanted: str) -> None:

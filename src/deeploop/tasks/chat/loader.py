@@ -51,11 +51,11 @@ def read_rows(split: ChatSplit, rows: list[np.ndarray], context: int, filler: in
                 array[split.bounds[number] : split.bounds[number + 1]]
                 for array in (split.tokens, split.answers)
             )
-            own = slice(at, at + len(tokens) - 1)
-            inputs[row, own] = tokens[:-1]
-            targets[row, own] = np.where(answers[1:], tokens[1:].astype(np.int64), -1)
+            place = slice(at, at + len(tokens) - 1)
+            inputs[row, place] = tokens[:-1]
+            targets[row, place] = np.where(answers[1:], tokens[1:].astype(np.int64), -1)
             starts[row, at] = True
-            at = own.stop
+            at = place.stop
         starts[row, at : at + 1] = True
     return Rows(*map(torch.from_numpy, (inputs, targets, starts)))
 
@@ -92,8 +92,8 @@ class ChatLoader:
         """The rows of this rank for the next step, and the number of answer tokens on all ranks."""
         rows = [self._next_row() for _ in range(self._batch)]
         answers = sum(int(self._scored[row].sum()) for row in rows)
-        own = read_rows(self._split, rows[self._mine], self._context, self._filler)
-        return *own, torch.tensor(float(answers))
+        tensors = read_rows(self._split, rows[self._mine], self._context, self._filler)
+        return *tensors, torch.tensor(float(answers))
 
     def state(self) -> dict[str, Any]:
         """The position of the next step, independent of the rank and of the number of ranks."""
@@ -110,8 +110,8 @@ class ChatLoader:
 
     def _open(self, epoch: int, position: int) -> None:
         self._epoch, self._position = epoch, position
-        own = keys(self._seed, CHAT, epoch, count=FEISTEL_ROUNDS)
-        self._order = permute(np.arange(len(self._split)), len(self._split), own)
+        order_keys = keys(self._seed, CHAT, epoch, count=FEISTEL_ROUNDS)
+        self._order = permute(np.arange(len(self._split)), len(self._split), order_keys)
         self._firsts = pack_rows(self._lengths[self._order], self._context)
 
     def _next_row(self) -> np.ndarray:

@@ -106,7 +106,7 @@ class CustomTask(Task):
         return self.fit.micro_batch * first[1] if len(first) == 2 and {*others} <= {first} else 0
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """This micro-batch's share of the step's mean loss."""
+        """Return this micro-batch's share of the step's mean loss."""
         parts = [part.to(self.world.device, non_blocking=True) for part in batch]
         return self.batch_loss(model, *parts) * (len(parts[0]) / self.config.optim.batch)
 

@@ -121,5 +121,5 @@ def diagram(
 ) -> tuple[np.ndarray, np.ndarray]:
     """One row's true and predicted states after 1, 2, … steps of one pass; (steps, cells) each."""
     truth = solve(examples.task, row, range(1, steps + 1))
-    said = rollout(model, examples.task, row, steps, recompute_alpha=recompute_alpha)
-    return np.stack([truth[h][0] for h in range(1, steps + 1)]), said[:, 0]
+    predicted = rollout(model, examples.task, row, steps, recompute_alpha=recompute_alpha)
+    return np.stack([truth[h][0] for h in range(1, steps + 1)]), predicted[:, 0]

@@ -31,8 +31,8 @@ def by_steps(record: Record) -> str:
         copied = record["copying"].get(str(steps))
         if (R := asked_rounds(record, steps)) in record["rounds"]:
             row = record["rounds"].index(R)
-            own = [record[name][row][column] for name in ("cells", "exact", "loss")]
-            rows.append((str(steps), str(R), *(number(share, ".3f") for share in (*own, copied))))
+            shares = [record[name][row][column] for name in ("cells", "exact", "loss")]
+            rows.append((str(steps), str(R), *(number(share, ".3f") for share in (*shares, copied))))
     return text_table(("steps", "rounds", "cells", "exact", "loss", "copying"), rows)
 
 
@@ -46,7 +46,7 @@ def matrix(record: Record) -> str:
     first, *rest = map(str, record["steps"])
     copied = [record["copying"].get(str(steps)) for steps in record["steps"]]
     lines = {**dict(zip(map(str, record["rounds"]), record["cells"], strict=True)), "copying": copied}
-    rows = [(name, *(number(share, ".3f") for share in own)) for name, own in lines.items()]
+    rows = [(name, *(number(share, ".3f") for share in shares)) for name, shares in lines.items()]
     return text_table(("rounds", f"{first} steps", *rest), rows)
 
 

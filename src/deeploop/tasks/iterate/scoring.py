@@ -17,7 +17,6 @@ from deeploop.tasks.iterate.problems.base import IteratedTask, solve
 from deeploop.tasks.iterate.problems.examples import Examples
 
 Cell = tuple[int, int]  # rounds, steps
-FIGURES = 5
 
 
 @dataclass(frozen=True)
@@ -33,17 +32,12 @@ class IteratedScore:
 
 
 def scores(sums: Mapping[Cell, Tensor]) -> dict[Cell, IteratedScore]:
-    """Turn sums over examples of all ranks into means."""
+    """Turn sums over examples of all ranks into means; NaN if no instance has an answer."""
     found = {}
     for cell, own in sums.items():
-        loss, right, counted, exact, examples = own.tolist()
-        # Accuracy is undefined if no instance has an answer.
-        found[cell] = IteratedScore(
-            *(
-                part / whole if whole else math.nan
-                for part, whole in ((loss, counted), (right, counted), (exact, examples))
-            )
-        )
+        loss, right, cells, exact, answers = own.tolist()
+        cells, answers = cells or math.nan, answers or math.nan
+        found[cell] = IteratedScore(loss / cells, right / cells, exact / answers)
     return found
 
 
@@ -60,45 +54,42 @@ def score_sums(
     recompute_alpha: bool | None = None,
     before_batch: Callable[[int, float], None] = lambda row, share: None,
 ) -> dict[Cell, Tensor]:
-    """Sums of loss, right cells, counted cells, right answers and answers, for each (rounds, steps).
+    """Sum loss, right cells, scored cells, right answers and answers, for each (rounds, steps).
 
     Unless the number of steps is part of the input, one pass with the most rounds gives all of them.
     `before_batch` is called with the batch's first row and the share of all passes done.
     """
     wanted = sorted(set(cells))
-    sums = {cell: torch.zeros(FIGURES, dtype=torch.float64, device=device) for cell in wanted}
+    sums = {cell: torch.zeros(5, dtype=torch.float64, device=device) for cell in wanted}
     truth = solve(examples.task, instances, {steps for _, steps in wanted})
-    passes = [wanted]
-    if examples.tells_steps:  # the input differs
-        passes = [[cell for cell in wanted if cell[1] == steps] for steps in sorted(truth)]
+    # The steps that share a pass: all, unless they change the input.
+    passes = [[steps] for steps in sorted(truth)] if examples.tells_steps else [sorted(truth)]
     was_training = model.training
     model.eval()
-    for number, own in enumerate(passes):
+    for number, group in enumerate(passes):
+        rounds = {R for R, steps in wanted if steps in group}
         for start in range(0, len(instances), batch):
             before_batch(start, (number + start / len(instances)) / len(passes))
             rows = slice(start, start + batch)
-            inputs = torch.from_numpy(examples.inputs(instances[rows], own[0][1])).to(device)
-            targets = {h: torch.from_numpy(examples.targets(truth[h][rows])).to(device) for _, h in own}
+            inputs = torch.from_numpy(examples.inputs(instances[rows], group[0])).to(device)
+            targets = {h: torch.from_numpy(examples.targets(truth[h][rows])).to(device) for h in group}
             with arithmetic():
-                for rounds, logits in read_outs(
-                    model, inputs, {R for R, _ in own}, recompute_alpha=recompute_alpha
-                ):
-                    for cell in own:
-                        if cell[0] == rounds:
-                            sums[cell] += _figures(logits, targets[cell[1]])
+                for R, logits in read_outs(model, inputs, rounds, recompute_alpha=recompute_alpha):
+                    for h in group:
+                        if (R, h) in sums:
+                            sums[R, h] += _sums(logits, targets[h])
     model.train(was_training)
     return sums
 
 
-def _figures(logits: Tensor, targets: Tensor) -> Tensor:
+def _sums(logits: Tensor, targets: Tensor) -> Tensor:
     kept = targets >= 0
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
     # argmax of NaN logits would be token 0, which is often right.
     wrong = ((logits.argmax(-1) != targets) | ~logits.isfinite().all(-1)) & kept
     right = kept.sum() - wrong.sum()
     exact = (~wrong.any(1) & kept.any(1)).sum()
-    figures = (loss, right, kept.sum(), exact, kept.any(1).sum())
-    return torch.stack([figure.double() for figure in figures])
+    return torch.stack([one.double() for one in (loss, right, kept.sum(), exact, kept.any(1).sum())])
 
 
 def read_outs(
@@ -158,19 +149,14 @@ def rollout(
 def copying(
     task: IteratedTask, instances: np.ndarray, steps: Sequence[int], trained: int
 ) -> dict[int, float]:
-    """The best accuracy of copying the start or one of its first `trained` states.
+    """Return the best accuracy of copying the start or one of its first `trained` states, beyond these.
 
-    This is the score of a model that does not continue; it is high for a step that repeats after a while.
+    This is the score of a model that does not continue; it is high if states repeat.
     """
-
     truth = solve(task, instances, {*steps, *range(trained + 1)})
     found = {}
     for h in steps:
-        if h <= trained:  # one of them is the answer
-            continue
-        kept = truth[h] >= 0
-        if not kept.any():
-            continue
-        shares = [float((truth[h] == truth[early])[kept].mean()) for early in range(trained + 1)]
-        found[h] = max(shares)
+        scored = truth[h] >= 0
+        if h > trained and scored.any():
+            found[h] = max(float((truth[h] == truth[t])[scored].mean()) for t in range(trained + 1))
     return found

@@ -101,8 +101,8 @@ class IterateTask(Task):
 
     def _identity(self) -> dict[str, Any]:
         """Settings that determine the sequence of batches, which a resumed run must keep."""
-        own = {name: getattr(self.config.data, name) for name in IDENTITY}
-        return own | {"sample": self.config.rounds.sample}
+        settings = {name: getattr(self.config.data, name) for name in IDENTITY}
+        return settings | {"sample": self.config.rounds.sample}
 
     def batches(self, step: int) -> StepData:
         """This rank's share of the step in pieces that fit the device, and the step's rounds."""

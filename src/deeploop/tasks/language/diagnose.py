@@ -78,19 +78,19 @@ def run(args: DiagnoseArgs) -> str:
         folder = results_folder(path)
         write_json(folder / "diagnose.json", record)
         plots.save_png(findings.alignment_chart(record, history), folder / "diagnose.png")
-        said = findings.text(
+        text = findings.text(
             record,
             config.model,
             path,
             conclude(record, last_validation(path, record["step"])),
             has_alpha=alpha_rule(config.model) is not None,
         )
-        said += f"\n\n{UNDER_MUON}" if config.optim.kind == "muon" else ""
-        texts.append(f"{said}\n\nwritten: {folder / 'diagnose.json'}, diagnose.png")
+        text += f"\n\n{UNDER_MUON}" if config.optim.kind == "muon" else ""
+        texts.append(f"{text}\n\nwritten: {folder / 'diagnose.json'}, diagnose.png")
     found: dict[str, Any] = {str(path): record for path, record in records.items()}
     if len({record["rounds"] for record in records.values()}) > 1:
-        fits, text = gamma_report(records, configs)
-        texts.append(text)
+        fits, gamma = gamma_report(records, configs)
+        texts.append(gamma)
         found["gamma"] = {title: asdict(fit) for title, fit in fits.items()}
     return json.dumps(found, indent=1) if args.json else "\n\n".join(texts)
 
@@ -156,7 +156,7 @@ def weights_of(
     # Older checkpoints have no rate; it followed from the schedule.
     scheduled = learning_rate(step - 1, config.optim) * config.model.matrix_lr_multiplier
     settings = {**vars(config.optim), "lr": saved.get("lr", scheduled)}
-    # No moments lie beside weights that were published without their optimizer.
+    # Weights published without their optimizer have no moments.
     return model, tokenizer, adam_state(load_moments(checkpoint, model), settings), step
 
 

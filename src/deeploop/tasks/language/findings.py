@@ -26,20 +26,20 @@ def text(record: dict[str, Any], model: GPTConfig, path: Path, conclusion: str, 
     rows = [
         (
             name,
-            f"{_most(own, 'sensitivity'):.2f}",
-            f"{_most(own, 'update'):.2f}",
-            f"{own['own_kappa']:.2f}",
+            f"{_most(values, 'sensitivity'):.2f}",
+            f"{_most(values, 'update'):.2f}",
+            f"{values['own_kappa']:.2f}",
             f"{record['kappas'][name]:.2f}",
-            f"{own['change']:.1%}",
+            f"{values['change']:.1%}",
         )
-        for name, own in record["sublayers"].items()
+        for name, values in record["sublayers"].items()
     ]
     header = ("sublayer", "‖ΣU‖/max‖U‖", "‖ΣG‖/max‖G‖", "own κ", "κ", "last change of a norm")
     once = model.prelude + model.coda
     audited = f"audit: each of {model.blocks} blocks is visited {R} times"
     audited += f", prelude and coda ({once} blocks) once" if once else ""
     audited += f", α is right at all {2 * (model.blocks + once)} residuals" if has_alpha else ""
-    ratios = [max(own["ratio"]) for own in record["stream"].values()]
+    ratios = [max(visits["ratio"]) for visits in record["stream"].values()]
     parts = [
         f"{path} at step {record['step']}: {model.blocks} blocks × {R} rounds, {rule}; "
         f"{record['updates']} updates G; probe of {record['tokens']:,} tokens of {record['probe']}",
@@ -66,18 +66,18 @@ def one_depth_verdict(record: dict[str, Any], block: str) -> str:
 
     `block` is the rule's name if the paper's exponent does not apply to it.
     """
-    R, own = record["rounds"], [one["own_kappa"] for one in record["sublayers"].values()]
+    R, kappas = record["rounds"], [one["own_kappa"] for one in record["sublayers"].values()]
     if R == 1:
         return "One round: nothing is revisited, and ¼ is enough."
     where = f" ({block} has no β/α: its alignment, not its bound.)" if block else ""
-    if max(own) <= 1:
+    if max(kappas) <= 1:
         enough = "" if block else ", and p = ¼ is enough"
         return (
-            f"Nothing grows with R{enough}: own κ is at most {max(own):.2f}, unrelated visits have 1. "
+            f"Nothing grows with R{enough}: own κ is at most {max(kappas):.2f}, unrelated visits have 1. "
             f"For a fit, give runs at several R.{where}"
         )
     low, high = (
-        min(1.0, max(0.0, math.log(k) / math.log(R))) if k > 0 else 0.0 for k in (min(own), max(own))
+        min(1.0, max(0.0, math.log(k) / math.log(R))) if k > 0 else 0.0 for k in (min(kappas), max(kappas))
     )
     asks = (
         ""
@@ -90,8 +90,8 @@ def one_depth_verdict(record: dict[str, Any], block: str) -> str:
     )
 
 
-def _most(own: dict[str, Any], what: str) -> float:
-    return own[f"{what}_sum"] / max(max(own[f"{what}_norms"]), 1e-30)
+def _most(values: dict[str, Any], what: str) -> float:
+    return values[f"{what}_sum"] / max(max(values[f"{what}_norms"]), 1e-30)
 
 
 # ── Charts ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,9 +99,9 @@ def alignment_chart(record: Mapping[str, Any], history: Sequence[Mapping[str, An
     """Cosines between rounds for each sublayer, κ by sublayer, and κ_R over training where recorded."""
     sublayers = record["sublayers"]
     panels = [
-        heat_map(f"{name}: {what}", own[key])
+        heat_map(f"{name}: {what}", values[key])
         for key, what in (("update_cosines", "updates G"), ("sensitivity_cosines", "sensitivities U"))
-        for name, own in sublayers.items()
+        for name, values in sublayers.items()
     ]
     panels.append(kappa_panel(record))
     if len(history) > 1:
@@ -129,11 +129,11 @@ def kappa_panel(record: Mapping[str, Any]) -> Panel:
     """Each sublayer's κ: by its own largest visits, and by those of all sublayers (the paper's)."""
     names = [*record["sublayers"]]
     places = range(len(names))
-    own = [record["sublayers"][name]["own_kappa"] for name in names]
+    kappas = [record["sublayers"][name]["own_kappa"] for name in names]
     shared = [record["kappas"][name] for name in names]
     return Panel(
         [
-            Line(own, places, "κ by its own visits", COLOURS[0], "o", size=7),
+            Line(kappas, places, "κ by its own visits", COLOURS[0], "o", size=7),
             Line(shared, places, "κ in the paper's κ_R", COLOURS[1], "D", size=6),
         ],
         x=f"κ (at most R = {record['rounds']})",
@@ -159,13 +159,13 @@ def history_panel(rounds: int, history: Sequence[Mapping[str, Any]]) -> Panel:
 
 def gamma_chart(points: Mapping[str, Sequence[tuple[int, float]]], title: str, gamma: float) -> Chart:
     """κ against R on logarithmic scales, a line for each series, between the slopes 0 and 1."""
-    rounds = sorted({R for own in points.values() for R, _ in own})
+    rounds = sorted({R for line in points.values() for R, _ in line})
     lines = [
         Line([1, rounds[-1]], [1, rounds[-1]], "κ = R (aligned, γ = 1)", style="--", width=1),
         Line([1, rounds[-1]], [1, 1], "κ = 1 (decorrelated, γ = 0)", style=":", width=1),
     ]
-    for (name, own), colour in zip(points.items(), cycle(COLOURS), strict=False):
-        lines.append(Line([R for R, _ in own], [kappa for _, kappa in own], name, colour))
+    for (name, line), colour in zip(points.items(), cycle(COLOURS), strict=False):
+        lines.append(Line([R for R, _ in line], [kappa for _, kappa in line], name, colour))
     ticks = {R: str(R) for R in rounds}
     panel = Panel(
         lines,

@@ -85,20 +85,20 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> AdamState | 
     """AdamW's state of the blocks' matrices after its last step."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     matrices = optimizer.param_groups[0]  # make_optimizer puts the matrices first
-    own = {names[parameter]: optimizer.state[parameter] for parameter in matrices["params"]}
-    return adam_state(own, matrices)
+    moments = {names[parameter]: optimizer.state[parameter] for parameter in matrices["params"]}
+    return adam_state(moments, matrices)
 
 
-def adam_state(own: Mapping[str, Mapping[str, Tensor]], settings: Mapping[str, Any]) -> AdamState | None:
+def adam_state(moments: Mapping[str, Mapping[str, Tensor]], settings: Mapping[str, Any]) -> AdamState | None:
     """AdamW's state from the moments of its matrices; None before the first step, and for Muon.
 
     Muon's step is not linear in a visit's gradient, and can't be recovered from its momentum.
     """
-    if not own or not all("exp_avg" in state for state in own.values()):
+    if not moments or not all("exp_avg" in state for state in moments.values()):
         return None
     return AdamState(
-        exp_avg={name: state["exp_avg"] for name, state in own.items()},
-        exp_avg_sq={name: state["exp_avg_sq"] for name, state in own.items()},
-        step=int(next(iter(own.values()))["step"]),  # Adam's own count, without skipped steps
+        exp_avg={name: state["exp_avg"] for name, state in moments.items()},
+        exp_avg_sq={name: state["exp_avg_sq"] for name, state in moments.items()},
+        step=int(next(iter(moments.values()))["step"]),  # Adam's moments count, without skipped steps
         **{name: settings[name] for name in ("lr", "betas", "eps", "weight_decay")},
     )

@@ -221,9 +221,9 @@ class LanguageTask(Task):
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Cross-entropy summed over the micro-batch, divided by the number of targets of the step."""
         moved = (tensor.to(self.world.device, non_blocking=True) for tensor in batch)
-        own = dict(zip(self._parts, moved, strict=True))
-        scored = own.pop("scored", self.targets_per_step)
-        output = model(own.pop("inputs"), own.pop("targets"), **own)
+        tensors = dict(zip(self._parts, moved, strict=True))
+        scored = tensors.pop("scored", self.targets_per_step)
+        output = model(tensors.pop("inputs"), tensors.pop("targets"), **tensors)
         return output.loss / scored
 
     def evaluate(self, model: nn.Module, on_batch: OnBatch = ignore_batch) -> dict[str, Any]:
@@ -271,8 +271,8 @@ class LanguageTask(Task):
         )
         watch.done += len(inputs) * rounds
         # A rank with only padding rows has no similarity to add.
-        own = [result.similarity, 1] if result.targets else [0, 0]
-        sums = torch.tensor([result.loss, result.targets, *own], dtype=torch.float64)
+        similarity = [result.similarity, 1] if result.targets else [0, 0]
+        sums = torch.tensor([result.loss, result.targets, *similarity], dtype=torch.float64)
         loss, targets, similarity, ranks = world.sum(sums.to(world.device)).tolist()
         return loss / targets, similarity / ranks
 

@@ -53,7 +53,7 @@ def run(args: ValidateArgs) -> str:
     if args.thresholds and len(args.adaptive) != 1:
         asked = " ".join(f"{threshold:g}" for threshold in args.thresholds)
         raise ValueError(f"thresholds={asked}: goes with one of --adaptive change, kl or gate")
-    if (asked := decoded(args, config)) and config.data.mask_documents:
+    if (asked := needs_decoding(args, config)) and config.data.mask_documents:
         raise ValueError(
             f"{asked}: must be unset for a run with data.mask_documents, which can't be decoded with a cache"
         )
@@ -83,8 +83,8 @@ def run(args: ValidateArgs) -> str:
     return results.printed(record, report(record, args.run), files, as_json=args.json)
 
 
-def decoded(args: ValidateArgs, config: TrainConfig) -> str:
-    """The options given that need token-by-token decoding with a cache."""
+def needs_decoding(args: ValidateArgs, config: TrainConfig) -> str:
+    """Return the option, with its value, that needs token-by-token decoding; empty if none does."""
     if args.cache_rounds:
         return f"cache_rounds={' '.join(map(str, args.cache_rounds))}"
     slow = [rule for rule in args.adaptive if decodes_to_validate(config.model, rule)]
@@ -104,14 +104,13 @@ class HeldOut:
 
 
 def read_held_out(args: ValidateArgs, config: TrainConfig, tokenizer: Tokenizer) -> HeldOut:
-    """The corpus in --data, or the run's own validation data: a corpus, a mixture or conversations."""
-    data, context = config.data, config.model.context
-    is_chat = isinstance(data, ChatDataConfig)
-    usual = data.validation_rows if isinstance(data, ChatDataConfig) else data.validation_sequences
-    if decoded(args, config):  # a forward pass per token, as slow as generation
-        usual = min(MOST_DECODED, usual)
-    count = usual if args.sequences is None else args.sequences
-    if args.data is None and is_chat:
+    """Read the corpus in --data, or the run's own validation data: a corpus, a mixture or conversations."""
+    data, context, count = config.data, config.model.context, args.sequences
+    if count is None:
+        count = data.validation_rows if isinstance(data, ChatDataConfig) else data.validation_sequences
+        if needs_decoding(args, config):  # a forward pass per token, as slow as generation
+            count = min(MOST_DECODED, count)
+    if args.data is None and isinstance(data, ChatDataConfig):
         chat = open_chat(data.path)
         check_tokenizer(chat.folder, chat.tokenizer_name, tokenizer, args.run)
         rows = held_out_rows(chat.validation, context, chat.end_of_text, count)
@@ -121,11 +120,10 @@ def read_held_out(args: ValidateArgs, config: TrainConfig, tokenizer: Tokenizer)
         check_tokenizer(mixture.corpora[0].folder, mixture.tokenizer_name, tokenizer, args.run)
         pairs = mixture_windows(mixture, context, count)
         parts = {name: windows_of(config, tokenizer, *pair) for name, pair in pairs.items()}
-        inputs, targets = (torch.cat(own) for own in zip(*pairs.values(), strict=True))
+        inputs, targets = (torch.cat(tensors) for tensors in zip(*pairs.values(), strict=True))
         source = "; ".join(corpus.source for corpus in mixture.corpora)
-        whole = windows_of(config, tokenizer, inputs, targets)
-        named = " ".join(data.mix) + (f", last {' '.join(data.mix_last)}" if data.mix_last else "")
-        return HeldOut(whole, named, source, parts)
+        name = " ".join(data.mix) + (f", last {' '.join(data.mix_last)}" if data.mix_last else "")
+        return HeldOut(windows_of(config, tokenizer, inputs, targets), name, source, parts)
     corpus = Corpus.open(args.data or data.folders[0])
     check_tokenizer(corpus.folder, corpus.tokenizer_name, tokenizer, args.run)
     pair = validation_windows(corpus.validation, context, count)
@@ -135,7 +133,7 @@ def read_held_out(args: ValidateArgs, config: TrainConfig, tokenizer: Tokenizer)
 def windows_of(
     config: TrainConfig, tokenizer: Tokenizer, inputs: Tensor, targets: Tensor, starts: Tensor | None = None
 ) -> Windows:
-    """Windows with the size of their text; documents of a corpus start at end-of-text."""
+    """Make windows with the size of their text; documents of a corpus start at end-of-text."""
     if starts is None and config.data.mask_documents:
         starts = inputs == tokenizer.end_of_text
     size = count_bytes(tokenizer, targets[targets >= 0])
@@ -146,11 +144,11 @@ def windows_of(
 def by_corpus(
     model: LoopedGPT, parts: dict[str, Windows], how: dict[str, Any], args: ValidateArgs
 ) -> list[dict[str, Any]]:
-    """The scores of each corpus in a mixture, at every number of rounds."""
+    """Score each corpus in a mixture at every number of rounds."""
     found = []
     for name, windows in parts.items():
-        own = evaluate(model, replace(windows, **how), replace(args, adaptive=(), cache_rounds=()))
-        found.append({"corpus": name, "sequences": own["sequences"], "rounds": own["rounds"]})
+        result = evaluate(model, replace(windows, **how), replace(args, adaptive=(), cache_rounds=()))
+        found.append({"corpus": name, "sequences": result["sequences"], "rounds": result["rounds"]})
     return found
 
 
@@ -164,13 +162,13 @@ def read_budget(word: str) -> int | None:
 
 
 def depths_up_to(trained: int) -> list[int]:
-    """The fixed depths that adaptive depth is compared with: all, or powers of two if there are many."""
+    """Return the fixed depths to compare adaptive depth with: all, or powers of two if there are many."""
     few = trained if trained <= 8 else 1
     return sorted({*range(1, few + 1), *(2**k for k in range(trained.bit_length())), trained})
 
 
 def check(model: LoopedGPT, rules: Sequence[ExitRule], budgets: Sequence[int | None]) -> None:
-    """Raise ValueError for rules and budgets that the model does not allow. Leaves the cache unlimited."""
+    """Raise ValueError for rules and budgets that the model does not support; the cache stays unlimited."""
     for rule in rules:
         AdaptiveDepth(model, rule)
     for budget in (*budgets, None):
@@ -194,18 +192,17 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
     for rule in rules:
         model.set_rounds(rounds[-1], recompute_alpha=recompute)
         mean, score = score_adaptive(model, windows, rule)
-        line = between_depths({R: own.loss for R, own in scores.items()}, mean)
+        line = between_depths({R: one.loss for R, one in scores.items()}, mean)
         adaptive.append({**asdict(rule), "mean_rounds": mean, "line": line, **asdict(score)})
     cache: list[dict[str, Any]] = []
     for budget in budgets:
         model.set_rounds(rounds[-1], recompute_alpha=recompute)
         cache.append({"cache_rounds": budget, **asdict(score_budget(model, windows, budget))})
-    for R, loss in [
-        *((R, own.loss) for R, own in scores.items()),
-        *((rounds[-1], row["loss"]) for row in (*adaptive, *cache)),
-    ]:
-        if not math.isfinite(loss):
-            raise ValueError(f"rounds={R}: the loss is {loss}; nothing was written")
+    fixed = [{"rounds": R, **asdict(score)} for R, score in scores.items()]
+    for row in (*fixed, *adaptive, *cache):
+        if not math.isfinite(row["loss"]):
+            R = row.get("rounds", rounds[-1])
+            raise ValueError(f"rounds={R}: the loss is {row['loss']}; nothing was written")
     return {
         "trained_rounds": trained,
         "recompute_alpha": recompute,
@@ -218,7 +215,7 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
         "sequences": len(windows.inputs),
         "tokens": int((windows.targets >= 0).sum()),
         "bytes": windows.text_bytes,
-        "rounds": [{"rounds": R, **asdict(score)} for R, score in scores.items()],
+        "rounds": fixed,
         "adaptive": adaptive,
         **({"cache": cache} if cache else {}),
     }
@@ -262,10 +259,10 @@ def report(record: dict[str, Any], run: Path) -> str:
             for row in rows
         ]
         parts.append(text_table(("cache rounds", "slots", "bytes/token", *header[1:]), kept))
-    if own := record.get("by_corpus"):
+    if corpora := record.get("by_corpus"):
         rows = [
             (one["corpus"], f"{one['sequences']:,}", str(row["rounds"]), *_figures(row))
-            for one in own
+            for one in corpora
             for row in one["rounds"]
         ]
         parts.append(text_table(("corpus", "sequences", *header), rows))

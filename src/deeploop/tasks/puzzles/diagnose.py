@@ -135,12 +135,12 @@ def text(path: Path, model: ReasonerConfig, record: Record) -> str:
         rows = [
             (
                 f"κ_g({name})",
-                str(own["R_g"]),
-                f"{own['kappa']:.3f}",
-                f"{max(one['own_kappa'] for one in own['sublayers'].values()):.3f}",
-                f"{own['exponent']:.2f}",
+                str(module["R_g"]),
+                f"{module['kappa']:.3f}",
+                f"{max(one['own_kappa'] for one in module['sublayers'].values()):.3f}",
+                f"{module['exponent']:.2f}",
             )
-            for name, own in found["modules"].items()
+            for name, module in found["modules"].items()
         ]
         header = (f"{horizon} ({trained})", "R_g", "κ_g", "largest of one sublayer", "implies p ≥")
         bound = "none, for its rule has no p" if found["bound"] is None else f"{found['bound']:.4g}"
@@ -155,10 +155,10 @@ def gamma_along_low_cycles(
     points: dict[str, list[Point]] = {}
     for path, config in configs.items():
         C_L, seed = config.model.low_cycles, f"seed {config.seed}"
-        for name, own in records[path]["horizons"]["last_cycle"]["modules"].items():
-            points.setdefault(f"κ_g({name})", []).append(Point(C_L, own["kappa"], seed))
+        for name, module in records[path]["horizons"]["last_cycle"]["modules"].items():
+            points.setdefault(f"κ_g({name})", []).append(Point(C_L, module["kappa"], seed))
             points.setdefault(f"own κ of {name}'s sublayers", []).extend(
                 Point(C_L, one["own_kappa"], f"{sublayer}, {seed}")
-                for sublayer, one in own["sublayers"].items()
+                for sublayer, one in module["sublayers"].items()
             )
-    return {name: fit_gamma(own) for name, own in points.items()}
+    return {name: fit_gamma(series) for name, series in points.items()}

@@ -304,12 +304,13 @@ def passes_chart(record: dict[str, Any]) -> Chart:
     panels = []
     for name, part in (record.get("sources") or {record["kind"]: record}).items():
         curves = {
-            segments: list(own) for segments, own in groupby(part["passes"], lambda row: row["segments"])
+            segments: list(points)
+            for segments, points in groupby(part["passes"], lambda row: row["segments"])
         }
-        firsts = [own[0] for own in curves.values()]
+        firsts = [points[0] for points in curves.values()]
         lines = [Line(*_points(firsts), "one answer" if len(firsts) > 1 else "", style="--", width=1)]
-        for (segments, own), colour in zip(curves.items(), graded(len(curves)), strict=True):
-            lines.append(Line(*_points(own), f"{segments} segments", colour))
+        for (segments, points), colour in zip(curves.items(), graded(len(curves)), strict=True):
+            lines.append(Line(*_points(points), f"{segments} segments", colour))
         counts = dict.fromkeys(str(row["answers"]) for row in part["passes"])
         answers = f" ({', '.join(counts)} answers)" if len(counts) > 1 else ""
         panels.append(Panel(lines, name, f"forward passes per puzzle{answers}", "solved (%)", log_x=2))

@@ -81,7 +81,7 @@ def summary(record: dict[str, Any]) -> str:
     order = "most votes first, then the higher mean σ(q_halt)"
     if more.get("choose") == "q":
         order = "by the highest σ(q_halt)"
-    starts = f" from {own:,} first states" if (own := more.get("starts", 1)) > 1 else ""
+    starts = f" from {count:,} first states" if (count := more.get("starts", 1)) > 1 else ""
     return (
         f"{record['model'].upper()} at {record['checkpoint']}: {record['tasks']} tasks with "
         f"{record['inputs']} test inputs, up to {record['most_views']:,} views of each{starts}, "

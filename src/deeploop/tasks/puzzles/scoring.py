@@ -67,7 +67,7 @@ class Solver:
             found = solve_after(
                 self.model, carry, inputs, puzzle, self.config, counts, adaptive=self.adaptive
             )
-        return [(own, self._score(own, labels)) for own in found]
+        return [(answers, self._score(answers, labels)) for answers in found]
 
     def _score(self, found: Answers, labels: torch.Tensor) -> PuzzleScore:
         scored = (labels != PAD).sum(-1)
@@ -80,12 +80,12 @@ class Solver:
 @torch.no_grad()
 def first_states(model: Reasoner, starts: int, noise: float) -> Carry:
     """`starts` first states, one per row: the model's own, then with normal noise of different seeds."""
-    own = model.initial(starts)
-    draws = torch.zeros(starts, 2, *own.high.shape[1:])
+    first = model.initial(starts)
+    draws = torch.zeros(starts, 2, *first.high.shape[1:])
     for start in range(1, starts):
         draws[start].normal_(0.0, noise, generator=torch.Generator().manual_seed(start))
-    high, low = draws.to(own.high).unbind(1)
-    return Carry(own.high + high, own.low + low)
+    high, low = draws.to(first.high).unbind(1)
+    return Carry(first.high + high, first.low + low)
 
 
 class Step(NamedTuple):
@@ -105,9 +105,9 @@ def trace(solver: Solver, inputs: np.ndarray, segments: int) -> list[Step]:
     with solver.arithmetic():
         found = solve_after(model, model.initial(1), tokens, puzzle, solver.config, counts)
     return [
-        Step(own.tokens[0].cpu().numpy(), float(q[0].sigmoid()), bool(wants_to_halt(q, solver.config)))
-        for own in found
-        for q in own.q
+        Step(answers.tokens[0].cpu().numpy(), float(q[0].sigmoid()), bool(wants_to_halt(q, solver.config)))
+        for answers in found
+        for q in answers.q
     ]
 
 
@@ -141,7 +141,7 @@ def by_source(puzzles: PuzzleSet, numbers: np.ndarray) -> dict[str, np.ndarray]:
     assert split.sources is not None
     source = split.sources[split.origin(numbers)[0]]
     found = ((name, numbers[source == n]) for n, name in enumerate(puzzles.sources))
-    return {name: own for name, own in found if len(own)}
+    return {name: rows for name, rows in found if len(rows)}
 
 
 def score(

@@ -1,7 +1,7 @@
-"""The puzzle task: train a reasoner; build, loss, evaluate.
+"""The puzzle task: train a reasoner.
 
-One optimizer step is one segment of every slot. A slot takes a new puzzle only after it halted; rows that
-the loader draws for it at other steps are dropped, as in the published code.
+One optimizer step is one segment of every slot. The loader draws a puzzle for every slot at every step; only
+slots that have halted take theirs, as in the published code.
 """
 
 from dataclasses import replace
@@ -53,15 +53,15 @@ class PuzzleTask(Task):
         self.puzzles = open_puzzles(config.data.path)
         self.shape = PuzzleShape(self.puzzles.vocabulary, self.puzzles.length, self.puzzles.puzzle_ids)
         self.positions = config.model.puzzle_positions + self.shape.length
-        known = fits_reasoner(config.model, self.positions)
-        known = known and (config.model.mixer == "attention" or runs_mixers(world.device))
+        fits = fits_reasoner(config.model, self.positions)
+        fits = fits and (config.model.mixer == "attention" or runs_mixers(world.device))
         needs = partial(
             segment_bytes,
             config.model,
             self.shape,
             share=self.share,
             shards=shards(config.device, world),
-            kernels=runs_kernels(config.device, world.device, known),
+            kernels=runs_kernels(config.device, world.device, fits),
         )
         self.micro_batch, self.recompute = self.fit = fit(
             batch, config.device, world, needs, tokens=self.positions
@@ -72,17 +72,16 @@ class PuzzleTask(Task):
         self.test = spread_rows(self.puzzles.test, config.data.test_examples, world.rank, world.size)
         self.examples = len(self.puzzles.train)
         self.targets_per_step = batch * self.shape.length
-        again = config.halting.bootstraps_continue
-        self.flops_per_step = batch * flops_per_segment(config.model, self.shape, forward_again=again)
+        self.flops_per_step = batch * segment_flops(config, self.shape)
         self.segment = 0
-        self._explore = keys(config.seed, 0, 2)[0]  # not a key of the loader
+        self._explore = keys(config.seed, 0, 2)[0]  # differs from the loader's keys
         self._left: tuple[Slots, Tensor] | None = None
         self._done: list[Slots] = []
         self._touched: list[tuple[Tensor, Tensor]] = []
 
     @property
     def capabilities(self) -> Capabilities:
-        """The model decides which puzzles continue, and only the device reads its decision.
+        """Steps can be captured and queued, as only the device reads which puzzles halt.
 
         A bad step can't be skipped: non-finite values may already be in the carried states.
         """
@@ -94,8 +93,8 @@ class PuzzleTask(Task):
         shape = board(config.data.path)
         if shape is None:
             return None
-        segment = flops_per_segment(config.model, shape, forward_again=config.halting.bootstraps_continue)
-        return config.optim.steps * config.optim.batch * shape.length, segment / shape.length
+        tokens = config.optim.steps * config.optim.batch * shape.length
+        return tokens, segment_flops(config, shape) / shape.length
 
     def build(self) -> Reasoner:
         """Build the model with freshly drawn weights, identical on every machine, and empty slots."""
@@ -118,7 +117,7 @@ class PuzzleTask(Task):
 
     def tensors(self) -> dict[str, Tensor]:
         """The slots of all ranks, for a checkpoint."""
-        return {name: self.world.gather_rows(own).cpu() for name, own in self.slots.tensors().items()}
+        return {name: self.world.gather_rows(tensor).cpu() for name, tensor in self.slots.tensors().items()}
 
     def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         config = self.config
@@ -132,7 +131,7 @@ class PuzzleTask(Task):
             raise ValueError(f"optim.batch={config.optim.batch}: the run was started with {batch}; keep that")
         self._check_slots(tensors)
         mine = slice(self.first, self.first + self.share)
-        types = {name: own.dtype for name, own in self.slots.tensors().items()}
+        types = {name: tensor.dtype for name, tensor in self.slots.tensors().items()}
         if uses_bf16(config.device, self.world.device):  # states computed in bf16 stay in bf16
             types |= {name: tensors[name].dtype for name in ("high", "low")}
         self.slots = Slots(
@@ -143,14 +142,14 @@ class PuzzleTask(Task):
 
     def _check_slots(self, tensors: dict[str, Tensor]) -> None:
         """Raise ValueError unless the slots fit these puzzles and this model."""
-        for name, own in self.slots.tensors().items():
+        for name, tensor in self.slots.tensors().items():
             found = tensors.get(name)
-            shape = (self.config.optim.batch, *own.shape[1:])
+            shape = (self.config.optim.batch, *tensor.shape[1:])
             if found is None or found.shape != shape:
                 theirs = "absent" if found is None else tuple(found.shape)
                 raise ValueError(f"task.safetensors: {name} is {theirs}, must be {shape}")
-            if found.dtype != own.dtype and not (own.is_floating_point() and found.dtype in REAL):
-                raise ValueError(f"task.safetensors: {name} is of {found.dtype}, must be like {own.dtype}")
+            if found.dtype != tensor.dtype and not (tensor.is_floating_point() and found.dtype in REAL):
+                raise ValueError(f"task.safetensors: {name} is of {found.dtype}, must be like {tensor.dtype}")
         bounds = {
             "inputs": self.shape.vocabulary,
             "labels": self.shape.vocabulary,
@@ -163,7 +162,7 @@ class PuzzleTask(Task):
             raise ValueError(f"task.safetensors: {min(unknown)!r:.40} is not a tensor of the slots")
 
     def batches(self, step: int) -> StepData:
-        """This rank's slots in pieces that fit the device, with new puzzles in those that halted."""
+        """Put new puzzles into the slots that halted; return this rank's slots in micro-batches."""
         mine = slice(self.first, self.first + self.share)
         new = self.loader.next_batch(self.config.optim.batch, mine)
         inputs, labels, ids = (copy_to_device(one, self.world.device) for one in new)
@@ -174,7 +173,7 @@ class PuzzleTask(Task):
         return StepData(list(pieces))
 
     def _minimum(self) -> Tensor:
-        """The fewest segments of this rank's slots, drawn for every slot and segment."""
+        """Draw the fewest segments before a halt, for every slot of this rank."""
         slots = np.arange(self.first, self.first + self.share)
         draws = words(self._explore, self.segment * self.config.optim.batch + slots, 2)
         explore, draw = torch.from_numpy((draws >> np.uint64(11)).astype(np.float64) / 2**53).unbind(1)
@@ -191,7 +190,7 @@ class PuzzleTask(Task):
         return loss / self.config.optim.batch
 
     def leave(self) -> Batch:
-        """The slots' state after the segment, and the gradient of the puzzle embeddings."""
+        """Return the slots' state after the segment, and the gradient of the puzzle embeddings."""
         assert self._left is not None
         after, puzzle = self._left
         self._left = None
@@ -238,7 +237,7 @@ class PuzzleTask(Task):
         return PuzzleScore(*sums.tolist()).means()
 
     def warnings(self) -> list[str]:
-        """Differences of an ARC training set, and of the epochs over it, from the paper's."""
+        """Describe how an ARC training set, and the number of epochs, differ from the paper's."""
         return arc_differences(self.puzzles, self.config.optim.steps, self.config.optim.batch)
 
     def describe(self, result: dict[str, Any]) -> str:
@@ -262,16 +261,15 @@ def sign_sgd_(
 ) -> None:
     """Sign-SGD on the rows of a table that a batch uses: row ← row·(1 − lr·wd) − lr·sign(g).
 
-    g is the sum of a row's gradients over the batch and all ranks. ids (B,) and gradient (B, width) are those
-    of this rank's slots. Every rank adds the same numbers in the same order, so the replicas stay identical;
-    a sign would amplify any difference. If `only_if` is false, the rows keep their values whatever the
-    gradients are.
+    g is the sum of a row's gradients over the batch and all ranks; ids (B,) and gradient (B, width) are this
+    rank's. Every rank adds the same numbers in the same order, so the replicas stay identical; a sign would
+    amplify any difference. If `only_if` is false, the rows keep their values whatever the gradients are.
     """
     ids, gradient = world.gather_rows(ids), world.gather_rows(gradient)
-    # Every slot gets the sum of its row: counting distinct rows would make the host wait. The sums are a
-    # product with a 0-1 matrix, as scattered additions have no fixed order on a GPU.
+    # Sum per slot, as finding the distinct rows would synchronize with the host; and as a product with a 0-1
+    # matrix, as scattered additions have no fixed order on a GPU.
     same = (ids.unsqueeze(1) == ids).double()  # (B, B)
-    # The rows of a product may be rounded differently: all slots of one row take the sum of the first.
+    # Equal rows of a product may be rounded differently, so all slots with an id take the first one's sum.
     sums = (same @ gradient.double())[same.argmax(1)]
     rows = table[ids]
     moved = rows * (1 - lr * weight_decay) - lr * sums.sign().to(table.dtype)
@@ -279,20 +277,24 @@ def sign_sgd_(
 
 
 def arc_differences(puzzles: PuzzleSet, steps: int | None, batch: int) -> list[str]:
-    """Differences of an ARC set, and of the epochs that `steps` are over it, if known, from the paper's."""
+    """Describe how an ARC set and, unless `steps` is None, the number of epochs differ from the paper's."""
     if puzzles.kind != "arc":
         return []
-    differs = differences_from_published(puzzles.facts["build"])
-    if steps is None:
-        return differs
-    published = steps_of_epochs(puzzles.facts["splits"]["train"], batch)
-    epochs = PUBLISHED_EPOCHS * steps / published
-    trained = (
-        f"{steps:,} steps are {epochs:,.0f} epochs of this set, not the paper's {PUBLISHED_EPOCHS:,} "
-        f"(--steps {published})"
-    )
-    unlike = abs(epochs / PUBLISHED_EPOCHS - 1) > 0.005
-    return [*differs, *[trained] * unlike]
+    differences = differences_from_published(puzzles.facts["build"])
+    if steps is not None:
+        published = steps_of_epochs(puzzles.facts["splits"]["train"], batch)
+        if abs(steps / published - 1) > 0.005:
+            epochs = PUBLISHED_EPOCHS * steps / published
+            differences.append(
+                f"{steps:,} steps are {epochs:,.0f} epochs of this set, not the paper's "
+                f"{PUBLISHED_EPOCHS:,} (--steps {published})"
+            )
+    return differences
+
+
+def segment_flops(config: ReasonerTrainConfig, shape: PuzzleShape) -> int:
+    """Training FLOPs of one puzzle's segment."""
+    return flops_per_segment(config.model, shape, forward_again=config.halting.bootstraps_continue)
 
 
 def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:
@@ -304,7 +306,7 @@ def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:
 
 
 def board(path: Path) -> PuzzleShape | None:
-    """The shape of prepared puzzles, or of those that a recipe expects under this name."""
+    """Return the shape of the puzzles in a folder, or the one that a recipe expects under its name."""
     found = read_json(path / "puzzles.json")
     sizes = [size for name in PuzzleShape._fields if type(size := found.get(name)) is int]
     if len(sizes) == len(PuzzleShape._fields):

@@ -72,21 +72,23 @@ class Answered(NamedTuple):
 
 
 def chosen_examples(split: PuzzleSplit, groups: np.ndarray, views: int | None) -> np.ndarray:
-    """All examples of the groups under their first views, starting with the original."""
+    """Return all examples of the groups under their first views, starting with the original."""
     pairs, puzzles, _ = split.groups[groups].T
     counts = pairs * (puzzles if views is None else np.minimum(puzzles, views))
     first = split.first_examples()[groups]
-    return np.concatenate([np.arange(start, start + own) for start, own in zip(first, counts, strict=True)])
+    return np.concatenate(
+        [np.arange(start, start + count) for start, count in zip(first, counts, strict=True)]
+    )
 
 
 def answers_wanted(split: PuzzleSplit, groups: np.ndarray, effort: ReasonerOptions) -> np.ndarray:
-    """First state, view and example of every answer, (J, 3): by task, then by first state and view."""
+    """Return first state, view and example of every answer, (J, 3): by task, then by first state and view."""
     examples = chosen_examples(split, groups, effort.views)
     edges = np.flatnonzero(np.diff(split.origin(examples)[0])) + 1
     # ARC's examples already are views.
     views = np.arange(1 if split.kind.show else effort.views or 1)
     starts = np.arange(effort.starts)
-    tables = (np.meshgrid(starts, views, own, indexing="ij") for own in np.split(examples, edges))
+    tables = (np.meshgrid(starts, views, task, indexing="ij") for task in np.split(examples, edges))
     return np.concatenate([np.stack(table, axis=-1).reshape(-1, 3) for table in tables])
 
 
@@ -96,14 +98,14 @@ def vote(
     """Vote on the tasks of these groups; return them with their `keep` best answers, and the total score."""
     solver.model.eval()
     wanted = answers_wanted(split, groups, effort)
-    own_groups, totals = np.unique(split.origin(wanted[:, 2])[0], return_counts=True)
-    counts = prefixes(int((totals // split.groups[own_groups, 0]).max()))
+    found, totals = np.unique(split.origin(wanted[:, 2])[0], return_counts=True)
+    counts = prefixes(int((totals // split.groups[found, 0]).max()))
     scores: list[PuzzleScore] = []
     tasks: list[TaskVotes] = []
     with tqdm(total=len(wanted), desc="votes", unit=" answers", dynamic_ncols=True, disable=None) as bar:
         stream = answers(solver, split, wanted, effort, scores)
-        for group, own in groupby(stream, key=lambda answered: answered.group):
-            tasks.append(count_votes(split, group, own, effort, counts, keep))
+        for group, answered in groupby(stream, key=lambda answered: answered.group):
+            tasks.append(count_votes(split, group, answered, effort, counts, keep))
             solved = sum(task.needed == 1 for task in tasks)
             bar.set_postfix_str(f"{solved} of {len(tasks)} solved at K=1", refresh=False)
             bar.update(tasks[-1].votes * len(tasks[-1].questions))
@@ -111,7 +113,7 @@ def vote(
 
 
 def prefixes(most: int) -> list[int]:
-    """The powers of two below `most`, then `most`."""
+    """Return the powers of two below `most`, then `most`."""
     return [2**power for power in range((most - 1).bit_length())] + [most]
 
 
@@ -126,16 +128,16 @@ def answers(
         found = solver.after(show(split, examples, views), effort.segments, carry)
         scores.append(found[-1][1])
         columns = []
-        for count, (own, _) in zip(effort.segments, found, strict=True):
-            grids = read(split, own.tokens.cpu().numpy(), examples, views)
-            passes = own.segments.tolist() if solver.adaptive else [count] * len(grids)
-            columns.append(map(Answer, grids, own.q[:, 0].double().sigmoid().tolist(), passes))
+        for count, (batch, _) in zip(effort.segments, found, strict=True):
+            grids = read(split, batch.tokens.cpu().numpy(), examples, views)
+            passes = batch.segments.tolist() if solver.adaptive else [count] * len(grids)
+            columns.append(map(Answer, grids, batch.q[:, 0].double().sigmoid().tolist(), passes))
         group, _, pair = split.origin(examples)
         yield from map(Answered, group.tolist(), pair.tolist(), zip(*columns, strict=True))
 
 
 def show(split: PuzzleSplit, examples: np.ndarray, views: np.ndarray) -> Rows:
-    """The examples under the symmetries with these numbers."""
+    """Return the examples under the symmetries with these numbers."""
     inputs, labels, ids = split.rows(examples)
     if symmetries := split.kind.symmetries:
         shown = symmetries(split.side, views)
@@ -144,7 +146,7 @@ def show(split: PuzzleSplit, examples: np.ndarray, views: np.ndarray) -> Rows:
 
 
 def read(split: PuzzleSplit, tokens: np.ndarray, examples: np.ndarray, views: np.ndarray) -> list[np.ndarray]:
-    """Answers in the task's own view: ARC's as grids of colours, others as the scored cells."""
+    """Return answers in the task's own view: ARC's as grids of colours, others as the scored cells."""
     if split.kind.read:
         return split.kind.read(tokens, split.views[split.origin(examples)[1]])
     if symmetries := split.kind.symmetries:
@@ -164,7 +166,9 @@ def count_votes(
     given: list[list[tuple[Answer, ...]]] = [[] for _ in range(split.groups[group, 0])]
     for answered in stream:
         given[answered.pair].append(answered.answers)
-    questions = [question(split, group, pair, own, effort, counts, keep) for pair, own in enumerate(given)]
+    questions = [
+        question(split, group, pair, answers, effort, counts, keep) for pair, answers in enumerate(given)
+    ]
     name = split.names[group] if split.names else str(group)
     return TaskVotes(name, len(given[0]), questions)
 
@@ -178,14 +182,14 @@ def question(
     counts: Sequence[int],
     keep: int,
 ) -> Question:
-    """A test input with its grids and votes in the task's own view."""
+    """Read a test input with its grids, and vote on it, in the task's own view."""
     example = split.first_examples()[group : group + 1] + pair
     inputs, labels, _ = split.rows(example)
     asked, expected = (read(split, tokens, example, np.array([0]))[0] for tokens in (inputs, labels))
     trials = []
-    for segments, own in zip(effort.segments, zip(*given, strict=True), strict=True):
-        for count, ranked in zip(counts, rankings(own, counts, effort.choose), strict=True):
-            passes = sum(answer.passes for answer in own[:count])
+    for segments, answers in zip(effort.segments, zip(*given, strict=True), strict=True):
+        for count, ranked in zip(counts, rankings(answers, counts, effort.choose), strict=True):
+            passes = sum(answer.passes for answer in answers[:count])
             first = ranked[0].grid
             right = int((first == expected).sum()) if first.shape == expected.shape else 0
             trials.append(Trial(segments, count, passes, place_of(expected, ranked), right))
@@ -211,15 +215,16 @@ def by_passes(tasks: Sequence[TaskVotes]) -> list[dict[str, Any]]:
     questions = [question for task in tasks for question in task.questions]
     rows = []
     for at, (segments, answers, *_) in enumerate(questions[0].trials):
-        needed = [budget_needed([own.trials[at].place for own in task.questions]) for task in tasks]
+        trials = [question.trials[at] for question in questions]
+        needed = [budget_needed([question.trials[at].place for question in task.questions]) for task in tasks]
         rows.append(
             {
                 "segments": segments,
                 "answers": answers,
-                "passes": fmean(own.trials[at].passes for own in questions),
+                "passes": fmean(trial.passes for trial in trials),
                 "exact": sum(place == 1 for place in needed) / len(tasks),
-                "cells": sum(own.trials[at].right for own in questions)
-                / sum(own.expected.size for own in questions),
+                "cells": sum(trial.right for trial in trials)
+                / sum(question.expected.size for question in questions),
                 "any": sum(place is not None for place in needed) / len(tasks),
             }
         )

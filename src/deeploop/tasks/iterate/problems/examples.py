@@ -44,8 +44,8 @@ class Examples:
         """Answers (instances, answers) at their positions (instances, tokens), -1 at all others."""
         found = np.full((len(answers), self.task.tokens), -1)
         found[:, self.task.answers] = answers
-        told = np.full((len(answers), self.tokens - self.task.tokens), -1)
-        return np.concatenate([told, found], axis=1)
+        ignored = np.full((len(answers), self.tokens - self.task.tokens), -1)
+        return np.concatenate([ignored, found], axis=1)
 
     def batch(self, instances: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets of instances after `steps` steps."""
