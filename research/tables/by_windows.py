@@ -147,7 +147,7 @@ def worth_table(results: Path) -> str:
 def worth_contrasts_table(results: Path) -> str:
     """Each loop beside its rivals; the last column has the spread of seeds without the runs at R = 7."""
     cells = worth_cells(results)
-    pairs = pooled({shape: losses for shape, losses in cells.items() if len(losses) == 2})
+    pairs = pooled({shape: losses for shape, losses in cells.items() if shape != "loop7"})
     point = quantile(1 - 0.025 / len(COMPARED), pairs.dof)
     rows = []
     for c in contrasts(cells, COMPARED):
@@ -180,7 +180,10 @@ def equivalence_on_a_curve(cells: Mapping[str, Losses], rounds: int) -> float:
     stacks = {4: "loop1", 12: "stack12", 28: "stack28"}
     curve = np.polyfit(np.log([*stacks]), [fmean(cells[shape].values()) for shape in stacks.values()], 2)
     roots = np.roots(curve - [0, 0, fmean(cells[f"loop{rounds}"].values())])
-    return math.log(np.exp(roots.real.min()) / 4) / math.log(rounds)
+    lowest = min(roots[np.isreal(roots)].real, default=math.nan)
+    if not math.log(4) <= lowest <= math.log(28.001):
+        raise ValueError(f"R = {rounds}: the loss is not between those of 4 and of 28 blocks")
+    return (lowest - math.log(4)) / math.log(rounds)
 
 
 def equivalence_table(results: Path) -> str:
@@ -189,8 +192,8 @@ def equivalence_table(results: Path) -> str:
         phi, half = equivalence(cells, rounds)
         curved = equivalence_on_a_curve(cells, rounds)
         interval = f"{phi - half:.2f} to {phi + half:.2f}"
-        blocks = (f"{4 * rounds**exponent:.1f}" for exponent in (phi, curved))
-        rows.append((str(rounds), f"{phi:.2f}", interval, next(blocks), f"{curved:.2f}", next(blocks)))
+        straight, bent = (f"{4 * rounds**exponent:.1f}" for exponent in (phi, curved))
+        rows.append((str(rounds), f"{phi:.2f}", interval, straight, f"{curved:.2f}", bent))
     header = ("R", "φ", "95%, both together", "blocks", "φ on a parabola", "blocks on it")
     return markdown_table(header, rows)
 

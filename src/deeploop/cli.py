@@ -94,7 +94,7 @@ deeploop: train transformers that apply K stored blocks R times
   deeploop runs [FOLDER…]                       list and compare runs: settings, losses, cost
   deeploop report RUN… [--out FOLDER]           tables and figures of runs, as one HTML page
   deeploop export RUN FOLDER                    weights, tokenizer and code for transformers
-  deeploop bench [--rounds 1 3 7]               tokens/s, share of the device's peak, peak memory
+  deeploop bench [--rounds 1 3 7]               tokens/s, share of the product ceiling, memory
   deeploop demo                                 train a loop on 1 to 4 steps, run it for 200
   deeploop doctor                               installed packages, what training uses, a self-test
 

@@ -240,7 +240,7 @@ class Rule:
 
     @property
     def gains(self) -> int:
-        """Return the norms of a sublayer that have a gain."""
+        """Number of norms of a sublayer that have a gain."""
         return self.inner_norm + (self.outer_norm and self.outer_gain)
 
     def scales(self, K: int, R: int, N: int | None = None) -> Scales:

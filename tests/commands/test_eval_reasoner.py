@@ -200,7 +200,7 @@ def test_a_cell_of_hrm_arc_is_trained_then_votes(trained, tmp_path):
     assert record["ladder"].keys() == {"1", "2", "10", "100", "1000"}
 
 
-def test_a_sweep_says_what_is_not_the_papers_before_it_trains(trained, capsys):
+def test_a_dry_run_of_a_sweep_says_what_is_not_the_papers(trained, capsys):
     assert main(["sweep", "hrm-arc", "--data", str(trained / "arc"), "--dry-run"]) == 0
     assert capsys.readouterr().err.splitlines() == [
         "warning: built from 3 tasks, not the paper's 960: without ConceptARC, "

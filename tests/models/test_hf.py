@@ -381,9 +381,23 @@ def test_a_cache_of_the_callers_own(model, tokens):
     logits = model(tokens[:, 6:], past_key_values=cache).logits
     torch.testing.assert_close(logits, model(tokens).logits[:, 6:], rtol=0, atol=1e-3)
     model.set_rounds(2)
-    with pytest.raises(ValueError, match="has 6 slots, the model needs 4 now; use a new cache"):
-        model(tokens, past_key_values=cache)
-    model.set_rounds(3)
+    try:
+        with pytest.raises(ValueError, match="has 6 filled slots, the model needs 4 now; use a new cache"):
+            model(tokens, past_key_values=cache)
+        larger = transformers.StaticCache(config=model.config, max_cache_len=64)
+        model.set_rounds(3)
+        with pytest.raises(ValueError, match="has 4 slots, the model needs 6 now"):
+            model(tokens, past_key_values=larger)
+        larger = transformers.StaticCache(
+            config=model.config, max_cache_len=64
+        )  # empty: of use at fewer rounds
+        model.set_rounds(2)
+        expected = model(tokens).logits[:, 6:]
+        model(tokens[:, :6], past_key_values=larger)
+        logits = model(tokens[:, 6:], past_key_values=larger).logits
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3)
+    finally:
+        model.set_rounds(3)
 
 
 def test_ids_beyond_the_vocabulary_are_refused(model):

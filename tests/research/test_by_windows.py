@@ -48,3 +48,5 @@ def test_a_parabola_through_the_stacks_finds_their_own_blocks():
     cells["loop3"], cells["loop7"] = cells["stack12"], cells["stack28"]
     assert by_windows.equivalence_on_a_curve(cells, 3) == pytest.approx(1)  # 12 blocks = 4 * 3
     assert by_windows.equivalence_on_a_curve(cells, 7) == pytest.approx(1)
+    with pytest.raises(ValueError, match="R = 7: the loss is not between"):
+        by_windows.equivalence_on_a_curve(cells | {"loop7": {2: 1.0}}, 7)

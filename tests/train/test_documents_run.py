@@ -84,8 +84,9 @@ def test_without_the_mask_the_loss_is_another(masked, make_config, tmp_path):
 
 
 def test_a_diagnosis_keeps_documents_apart(masked, tmp_path, undrawn, capsys):
-    """The same weights and tokens, with the mask and without."""
-    config = masked(optim={"steps": 1})
+    """The same weights and tokens, with the mask and without; and with it in training."""
+    diagnosed = {"every": 1, "sequences": 4, "iterations": 1, "sublayers": ("blocks.0.mlp",)}
+    config = masked(optim={"steps": 1}, diagnose=diagnosed)
     train(config, quiet=True)
     together = replace(config, out=tmp_path / "together", data=replace(config.data, mask_documents=False))
     shutil.copytree(config.out, together.out)
@@ -96,6 +97,8 @@ def test_a_diagnosis_keeps_documents_apart(masked, tmp_path, undrawn, capsys):
         assert main(["diagnose", str(run), *words]) == 0
         kappas += [record["kappa"] for record in json.loads(capsys.readouterr().out).values()]
     assert kappas[0] != pytest.approx(kappas[1], rel=1e-5)
+    in_training = [line["kappa"] for line in read_metrics(config.out) if "kappa" in line]
+    assert in_training[-1] == pytest.approx(kappas[0], rel=1e-5)
 
 
 def test_attention_is_counted_within_documents(masked, make_config, tmp_path):

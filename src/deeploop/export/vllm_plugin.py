@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 NAME = "DeepLoopForCausalLM"
 OLDEST = "0.32"
+STORED = ("auto_map", "tokenizer_class", "quantization_config")  # that other configs may have
 
 
 def register() -> None:
@@ -48,7 +49,8 @@ def require_served(vllm_config: "VllmConfig") -> None:
     if isinstance(overrides, dict):
         settings = type(config)()
         for name in overrides:
-            if not hasattr(settings, name):
+            method = callable(getattr(settings, name, None))
+            if name not in STORED and (method or not hasattr(settings, name)):
                 raise ValueError(
                     f"hf_overrides: {name} is not a setting of this model; rounds sets the depth"
                 )

@@ -205,12 +205,12 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
             self._check(input_ids)
             inputs_embeds = self.gpt.embedding(input_ids)
         if not inputs_embeds.shape[1]:
-            raise ValueError("input_ids: is empty; a new document begins with the tokenizer's bos_token_id")
+            name = "inputs_embeds" if input_ids is None else "input_ids"
+            raise ValueError(f"{name}: is empty; a new document begins with the tokenizer's bos_token_id")
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
-        if (
-            self.training and self.is_gradient_checkpointing
-        ):  # a visit is computed twice, and would write twice
+        # Checkpointing computes a visit twice, which would write to the cache twice.
+        if self.training and self.is_gradient_checkpointing:
             if past_key_values is not None:
                 raise ValueError("past_key_values: must be None in training with gradient checkpointing")
             use_cache = False
@@ -395,10 +395,11 @@ class DeepLoopForCausalLM(DeepLoopPreTrainedModel, GenerationMixin):
 
 
 def _require_slots(cache: Cache, visits: int) -> None:
-    """Refuse a cache that was filled at another depth; one that is still empty may have no layers."""
-    slots = len(cache.layers)
-    if slots not in (0, visits):
-        raise ValueError(f"past_key_values: has {slots} slots, the model needs {visits} now; use a new cache")
+    """Refuse a cache that has too few slots, or was filled at another depth; an empty one may have none."""
+    slots, filled = len(cache.layers), sum(getattr(layer, "is_initialized", True) for layer in cache.layers)
+    if 0 < slots < visits or filled not in (0, visits):
+        has = f"{filled} filled slots" if filled else f"{slots} slots"
+        raise ValueError(f"past_key_values: has {has}, the model needs {visits} now; use a new cache")
 
 
 def _positions(embedded: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:

@@ -190,7 +190,7 @@ def accuracy_cells(ours: Sequence[Scores], shots: int) -> list[str]:
 
 
 def accuracy(ours: Sequence[Scores], shots: int, task: str) -> float | None:
-    """Return the mean over the runs that have the task; `average` is the mean over all tasks."""
+    """Return the mean over the runs that have the task; `average` is over all tasks, or None."""
     if task == "average":
         means = [accuracy(ours, shots, name) for name in TASKS]
         known = [mean for mean in means if mean is not None]

@@ -132,15 +132,14 @@ def check_data(folder: SweepFolder) -> None:
 
 
 def data_differences(folder: SweepFolder) -> list[str]:
-    """How the ARC sets of the cells, and their epochs of them, differ from the paper's."""
+    """List how the ARC sets of the cells, and their epochs, differ from the paper's."""
     from deeploop.tasks.puzzles.data.sets import PuzzleSet  # imported here: --help needs no numpy
     from deeploop.tasks.puzzles.task import arc_differences
 
     reasoners = [config for config in folder.configs.values() if isinstance(config, ReasonerTrainConfig)]
-    found = [
-        arc_differences(PuzzleSet.open(config.data.path), config.optim.steps, config.optim.batch)
-        for config in reasoners
-    ]
+    trained = {(config.data.path, config.optim.steps, config.optim.batch) for config in reasoners}
+    sets = {path: PuzzleSet.open(path) for path, _, _ in trained}
+    found = [arc_differences(sets[path], steps, batch) for path, steps, batch in sorted(trained)]
     return [*dict.fromkeys(text for texts in found for text in texts)]
 
 

@@ -136,7 +136,7 @@ class Display:
         self._print_line(text)
 
     def _print_line(self, text: str) -> bool:
-        """Print a text with the step, unless there is a bar or a line in the last LINE_SECONDS."""
+        """Print a text with the step if LINE_SECONDS have passed since the last; return True if printed."""
         now = time.monotonic()
         if not self._prints_steps or now - self._line_time < LINE_SECONDS:
             return False

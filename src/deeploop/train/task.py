@@ -86,7 +86,7 @@ class Task(ABC):
     ahead: int = 0
     """Sequences drawn beyond step × batch, in a run whose batch was changed."""
     begun_with: int = 0
-    """Steps at the start of the run; rounds rise over a share of them."""
+    """`optim.steps` when the run was started; rounds rise over a share of them."""
 
     def __init__(self, config: Any, world: World) -> None:
         self.config, self.world = config, world

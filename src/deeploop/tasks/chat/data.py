@@ -39,7 +39,10 @@ from deeploop.tasks.chat.template import (
 CHAT_FORMAT = 1
 SPLITS = ("train", "validation")
 TYPES = {"tokens": ("<u2", "<u4"), "answers": ("|b1",), "bounds": ("<i8",)}
-HASHED = {"template": "another template", "text_sha256": "other text"}  # settings stored as hashes, in errors
+HASHED = {
+    "template": "another template",
+    "text_sha256": "other text",
+}  # hashed setting → what an error calls it
 COUNTS = ("conversations", "shortened", "left_out")
 Encoded = tuple[np.ndarray, np.ndarray]  # tokens, and True for those of answers
 FIELDS = {

@@ -149,9 +149,10 @@ def rollout(
 def copying(
     task: IteratedTask, instances: np.ndarray, steps: Sequence[int], trained: int
 ) -> dict[int, float]:
-    """Return the best accuracy of copying the start or one of its first `trained` states, beyond these.
+    """Return, by numbers of steps beyond `trained`, the best accuracy of copying an earlier state.
 
-    This is the score of a model that does not continue; it is high if states repeat.
+    The states to copy are the start and the first `trained`. This is the score of a model that does not
+    continue; it is high if states repeat.
     """
     truth = solve(task, instances, {*steps, *range(trained + 1)})
     found = {}
