@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -142,6 +143,19 @@ def test_marks_and_colours():
     blind = compare(TEXT, board(["31", "13"]), None, STEPS)
     assert not blind[0].wrong.any()
     assert verdict(blind, False) == ["*: changed in this segment"]
+
+
+def test_of_pairs_only_cells_that_agree_with_the_puzzle_are_grey(tmp_path):
+    """In pairs "." and 0 are ordinary symbols, and an answer may change every cell."""
+    puzzle = board(["33", "13"])
+    wanted = {True: ([[1, 1], [0, 1]], "given", 3), False: ([[1, 0], [0, 1]], "as in the puzzle", 2)}
+    for full, (given, legend, count) in wanted.items():
+        text = replace(TEXT, full=full)
+        boards = compare(text, puzzle, None, STEPS)
+        assert boards[0].given.tolist() == given
+        page = write(tmp_path / "solve.html", "run", text, puzzle, boards).read_text()
+        assert f"Grey: {legend}. Green" in page
+        assert page.count('<path class="given"') == count  # of pairs, not in the puzzle's own picture
 
 
 def test_colours_only_on_a_terminal(sudoku, say, monkeypatch):
