@@ -118,7 +118,44 @@ def test_sudoku_from_files(say, tmp_path):
     assert re.match(rf"  b: 21 puzzles with one answer, \d+ of them duplicates, {bad}", of_files[1])
     assert say(*words, "--skip-bad") == (0, f"already prepared: {out}", "")
     (tmp_path / "a").write_text("\n".join(lines[:19]))
-    assert "already holds puzzles with sha256" in say(*words, "--skip-bad")[2]
+    other = f"other content than {tmp_path / 'a'}, {tmp_path / 'b'}; remove"
+    assert f"already holds puzzles with {other}" in say(*words, "--skip-bad")[2]
+
+
+def write_pairs(path, pairs):
+    path.write_text("".join(json.dumps({"input": one, "output": two}) + "\n" for one, two in pairs))
+    return path
+
+
+def test_pairs_print_board_symbols_and_repeats(say, tmp_path):
+    pairs = [(f"{n:03}\nabc", f"{n:03}") for n in range(20)]
+    file = write_pairs(tmp_path / "mine.jsonl", [*pairs, *pairs[:3]])
+    words = ["prepare", "pairs", file, "--out", tmp_path / "set"]
+    code, out, err = say(*words)
+    assert (code, err) == (0, "")
+    symbols = "0 1 2 3 4 5 6 7 8 9 a b c"
+    assert out.splitlines()[1] == (
+        f"  board 2 × 3 (outputs 1 × 3), 13 symbols: {symbols}; 3 repeated pairs left out"
+    )
+    assert say(*words) == (0, f"already prepared: {out}", "")
+    many = write_pairs(tmp_path / "many.jsonl", [([[n, "\t", " "]], [[n, n, n]]) for n in range(99)])
+    line = say("prepare", "pairs", many, "--out", tmp_path / "many")[1].splitlines()[1]
+    assert line.startswith("  board 1 × 3, 101 symbols: 0 1 2 3 ")
+    assert line.endswith(" …")
+    assert len(line) < 100
+    blank = write_pairs(tmp_path / "blank.jsonl", [("a\t ", " a\t"), ("aaa", "aaa")])
+    line = say("prepare", "pairs", blank, "--out", tmp_path / "blank")[1].splitlines()[1]
+    assert line == r"  board 1 × 3, 3 symbols: '\t' ' ' a"
+
+
+def test_other_pairs_are_named_by_their_file(say, tmp_path):
+    words = ["--out", tmp_path / "set"]
+    say("prepare", "pairs", write_pairs(tmp_path / "a.jsonl", [("a", "b"), ("b", "a")]), *words)
+    other = write_pairs(tmp_path / "b.jsonl", [("a", "c"), ("b", "a")])
+    remedy = "remove it or choose another folder with --out"
+    assert say("prepare", "pairs", other, *words)[2].endswith(
+        f"{tmp_path / 'set'}: already holds puzzles with other content than {other}; {remedy}"
+    )
 
 
 @pytest.mark.parametrize("option", ["--skip-bad", "--test-from=x"])

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,6 +116,10 @@ def test_grids_and_more_segments(sudoku, say, tmp_path):
         ("." * 16, "puzzle: has more than one answer"),
         ("[[1, 2], [3]]", "puzzle: rows have 1 to 2 cells; must be equally long"),
         ("", "puzzle: is empty"),
+        (
+            "[1, x]",
+            "puzzle: not JSON: Expecting value: column 5 (char 4); symbols that are letters need quotes",
+        ),
     ],
 )
 def test_mistakes_are_one_line(sudoku, say, puzzle, message):
@@ -144,6 +149,19 @@ def test_marks_and_colours():
     assert verdict(blind, False) == ["*: changed in this segment"]
 
 
+def test_of_pairs_only_cells_that_agree_with_the_puzzle_are_grey(tmp_path):
+    """In pairs "." and 0 are ordinary symbols, and an answer may change every cell."""
+    puzzle = board(["33", "13"])
+    wanted = {True: ([[1, 1], [0, 1]], "given", 3), False: ([[1, 0], [0, 1]], "as in the puzzle", 2)}
+    for full, (given, legend, count) in wanted.items():
+        text = replace(TEXT, full=full)
+        boards = compare(text, puzzle, None, STEPS)
+        assert boards[0].given.tolist() == given
+        page = write(tmp_path / "solve.html", "run", text, puzzle, boards).read_text()
+        assert f"Grey: {legend}. Green" in page
+        assert page.count('<path class="given"') == count  # of pairs, not in the puzzle's own picture
+
+
 def test_colours_only_on_a_terminal(sudoku, say, monkeypatch):
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: True, raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -166,7 +184,23 @@ def test_pairs_show_the_outputs_part(tmp_path, say):
     assert "solved" in out
     assert len(re.findall(r"segment \d of 3: .*wrong.*\n  .*\n\n", out)) == 3
     assert "&lt;</text>" in (run / "solve.html").read_text()
-    assert say(run, '[[1, 2, 3]]')[2] == "puzzle: 1 × 3 cells, the board has 2 × 2"  # fmt: skip
+    assert say(run, "[[1, 2, 3]]")[2].startswith("puzzle: 1 × 3 cells, the board has 2 × 2")
+
+
+def test_rows_of_pairs_in_one_line(tmp_path):
+    """A line of rows × columns cells fills the board; another is told how to separate rows."""
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"input": "abc\\nabc", "output": "a"}\n{"input": "c", "output": "b"}\n')
+    text = BoardText.of(build_pairs(PairsFile(file), tmp_path / "set"))
+    rows = [2, 3, 4, 4, 3, 2]
+    for same in ("abc\ncba", "abccba", '["a", "b", "c", "c", "b", "a"]'):
+        assert text.encode(same).tolist() == rows
+    how = r"separate rows by line breaks \(\$'ab\\ncd'\), or give a JSON grid$"
+    for wrong in ("abca", r"abc\ncba"):
+        with pytest.raises(ValueError, match=rf"puzzle: 1 × \d cells, the board has 2 × 3; {how}"):
+            text.encode(wrong)
+    with pytest.raises(ValueError, match=r"puzzle: 3 × 1 cells, the board has 2 × 3$"):
+        text.encode("a\nb\nc")
 
 
 def test_text_of_mazes(tmp_path):

@@ -70,7 +70,7 @@ def test_split_by_seed_without_repeats(tmp_path):
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("{", "not JSON"),
+        ("{", "not JSON: Expecting property name enclosed in double quotes: column 2 (char 1)"),
         ("[1]", 'must be {"input": …, "output": …}'),
         ('{"input": "a"}', 'must be {"input": …, "output": …}'),
         ('{"input": 3, "output": "a"}', "input: must be a string, or a list or grid"),
@@ -97,7 +97,7 @@ def test_a_bad_line_is_named_and_nothing_is_written(tmp_path, line, what):
 def test_too_few(tmp_path):
     with pytest.raises(ValueError, match=r"2 distinct pairs, fewer than train=2 plus test=1; .* --train"):
         build(tmp_path, [("a", "b"), ("b", "a")], train=2)
-    with pytest.raises(ValueError, match=r"1 distinct pairs, fewer than train=1 plus test=1; .* --train"):
+    with pytest.raises(ValueError, match=r"mine\.jsonl: has 1 distinct pair; needs at least 2"):
         build(tmp_path, [("a", "b")])
     (tmp_path / "empty").touch()
     with pytest.raises(ValueError, match="empty: has no pairs"):
@@ -105,3 +105,17 @@ def test_too_few(tmp_path):
     with pytest.raises(ValueError, match="test 0: must be at least 1"):
         build(tmp_path, [("a", "b")], test=0)
     assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", "é".encode("latin-1"), "unreadable as UTF-8 text: .* byte 0xe9 in position 0.*"),
+        ("a.jsonl.gz", b"plain", r"unreadable as \.gz: Not a gzipped file \(b'pl'\)"),
+    ],
+)
+def test_files_that_are_no_text_get_no_advice_of_another_command(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name}: {message}$") as caught:
+        build_pairs(PairsFile(tmp_path / name), tmp_path / "set")
+    assert "skip-bad" not in str(caught.value)

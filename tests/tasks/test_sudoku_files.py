@@ -171,7 +171,23 @@ def test_bad_lines_are_counted(made, tmp_path, lines):
 def test_bad_rows_of_csv(tmp_path, row, what):
     file = write(tmp_path / "a.csv", ["puzzle,solution", f"{HARD},{SOLVED}", row])
     with pytest.raises(ValueError, match=f"a.csv:3: {what}"):
-        build(file, out=tmp_path / "set")
+        build(file, out=tmp_path / "set", train=1)
+
+
+def test_a_file_with_too_few_lines_is_refused_before_any_is_solved(tmp_path, lines, monkeypatch):
+    """Also a second file; a bad line is reported first, by its number."""
+    few = write(tmp_path / "few", [HARD] * 10)
+
+    def read(*_):
+        raise AssertionError("solved first")
+
+    monkeypatch.setattr("deeploop.tasks.puzzles.data.sudoku_files.read_files", read)
+    with pytest.raises(ValueError, match=r"few: 10 puzzles, too few for 10 to train on .* with --train$"):
+        build(lines, few, out=tmp_path / "set")
+    for other in ([HARD] * 11, [HARD, "nonsense"], []):
+        write(few, other)
+        with pytest.raises(AssertionError, match="solved first"):
+            build(lines, few, out=tmp_path / "set")
 
 
 def test_files_without_puzzles(tmp_path):
@@ -259,8 +275,8 @@ def test_difficulty_keeps_what_fits(made, tmp_path):
 
 
 def test_too_few_puzzles(tmp_path, lines):
-    with pytest.raises(ValueError, match=r"lines.txt: 40 puzzles of different classes, too few for 40 to"):
-        build(lines, out=tmp_path / "set", train=40)
+    with pytest.raises(ValueError, match=r"twice: 40 puzzles of different classes, too few for 40 to"):
+        build(write(tmp_path / "twice", lines.read_text().split() * 2), out=tmp_path / "set", train=40)
     with pytest.raises(ValueError, match="from: a file is given twice"):
         build(lines, tmp_path / ".." / tmp_path.name / "lines.txt", out=tmp_path / "set")
     assert not (tmp_path / "set").exists()

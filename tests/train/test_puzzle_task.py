@@ -197,6 +197,8 @@ def test_what_a_resumed_run_may_not_change(make_puzzle_config, boards, tmp_path)
         train(make_puzzle_config(out, "trm", resume=True))
     with pytest.raises(ValueError, match=r"init_from=.*run: holds a run of another kind \(hrm\)"):
         train(make_puzzle_config(tmp_path / "new", "trm", init_from=out))
+    with pytest.raises(ValueError, match=r"init_from=.*run: its puzzles have 5 tokens .*wider 6; the"):
+        train(make_puzzle_config(tmp_path / "new", init_from=out, data={"path": wider}))
 
 
 def test_damaged_and_absent_puzzles_are_one_line(make_puzzle_config, boards, tmp_path):

@@ -26,7 +26,7 @@ from deeploop.tasks.puzzles.data.arc import (
 )
 from deeploop.tasks.puzzles.data.arc_public import build_public, public_settings
 from deeploop.tasks.puzzles.data.maze import build_maze, maze_settings
-from deeploop.tasks.puzzles.data.pairs import PairsFile, build_pairs
+from deeploop.tasks.puzzles.data.pairs import PairsFile, build_pairs, describe_pairs
 from deeploop.tasks.puzzles.data.sets import PuzzleSet
 from deeploop.tasks.puzzles.data.sudoku import build_sudoku, sudoku_settings
 from deeploop.tasks.puzzles.data.sudoku_files import SudokuFiles, build_from_files, describe_files
@@ -51,6 +51,11 @@ class PreparePuzzles(ABC):
     def asked(self) -> dict[str, Any]:
         """The options that decide the content of the build."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("out", "workers")}
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """The files that are read."""
+        return ()
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -134,6 +139,10 @@ class PrepareSudoku(PreparePuzzles):
                     raise ValueError(f"{name.replace('_', '-')}: only with --from FILE")
 
     @property
+    def sources(self) -> tuple[Path, ...]:
+        return self.files + self.test_from
+
+    @property
     def generated(self) -> dict[str, Any]:
         """The options of puzzles that are generated."""
         return {
@@ -182,6 +191,10 @@ class PreparePairs(PreparePuzzles):
     test: int | None = None
     """Pairs to hold out; a tenth, at most 1,000, if not given."""
 
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        return (self.file,)
+
     def settings(self) -> dict[str, Any]:
         return PairsFile(**self.asked).settings()
 
@@ -191,15 +204,16 @@ class PreparePairs(PreparePuzzles):
 
 def run(args: PreparePuzzles) -> str:
     """Run a `deeploop prepare` command for puzzles, and return a summary to print."""
-    found = _prepared(args.out, args.settings())
+    found = _prepared(args)
     if found is not None:
         return f"already prepared: {_summary(found)}"
     _check_place(args.out)
     return _summary(args.build(args.workers or os.cpu_count() or 1))
 
 
-def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:
+def _prepared(args: PreparePuzzles) -> PuzzleSet | None:
     """Return the same build if it is already there; raise for anything else."""
+    out, settings = args.out, args.settings()
     if not (out / "puzzles.json").exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ValueError(
@@ -207,7 +221,8 @@ def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:
             )
         return None
     puzzles = PuzzleSet.open(out)
-    require_settings(out, "puzzles", puzzles.facts["build"], settings, {})
+    hashed = {"sha256": f"other content than {', '.join(map(str, args.sources))}"}
+    require_settings(out, "puzzles", puzzles.facts["build"], settings, hashed)
     puzzles.verify()  # as training will: 24 MB for the whole of ARC
     return puzzles
 
@@ -231,4 +246,4 @@ def _summary(puzzles: PuzzleSet) -> str:
         f"{ids:,} puzzle id{'s' * (ids > 1)}; hash {puzzles.hash}"
     )
     unlike = differences_from_published(puzzles.facts["build"]) if puzzles.kind == "arc" else []
-    return "\n  ".join([whole, *describe_files(puzzles), *unlike])
+    return "\n  ".join([whole, *describe_files(puzzles), *describe_pairs(puzzles), *unlike])

@@ -161,6 +161,13 @@ def _described(paths: Sequence[Path], files: Sequence[Path]) -> str:
 
 
 def _all_documents(files: Sequence[Path], field: str) -> Iterator[str]:
+    try:
+        yield from _each_document(files, field)
+    except UnreadableText as error:
+        raise ValueError(f"{error}; `deeploop prepare text --skip-bad` leaves such files out") from None
+
+
+def _each_document(files: Sequence[Path], field: str) -> Iterator[str]:
     piece = max(1, sum(map(_length, files)) // FEW_FILES) if len(files) < FEW_FILES else None
     for file in files:
         if file.name.endswith(".parquet"):
@@ -171,9 +178,13 @@ def _all_documents(files: Sequence[Path], field: str) -> Iterator[str]:
             yield from _text(file, piece)
 
 
+class UnreadableText(ValueError):
+    """A file is not UTF-8, or can't be decompressed."""
+
+
 @contextmanager
 def open_text(file: Path, errors: str = "strict") -> Iterator[TextIO]:
-    """Open a text file, decompressed and without a byte-order mark. Unreadable text raises ValueError.
+    """Open a text file, decompressed and without a byte-order mark. May raise UnreadableText.
 
     `errors` says how to treat bytes that are not UTF-8, as for `open`.
     """
@@ -181,11 +192,10 @@ def open_text(file: Path, errors: str = "strict") -> Iterator[TextIO]:
     try:
         with unpacked(file, "rt", encoding="utf-8-sig", errors=errors) as lines:
             yield lines
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-        raise ValueError(
-            f"{file}: unreadable as UTF-8 text: {error}; "
-            "`deeploop prepare text --skip-bad` leaves such files out"
-        ) from None
+    except UnicodeDecodeError as error:
+        raise UnreadableText(f"{file}: unreadable as UTF-8 text: {error}") from None
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise UnreadableText(f"{file}: unreadable as {file.suffix}: {error}") from None
 
 
 def _length(file: Path) -> int:
@@ -215,9 +225,10 @@ def json_lines(file: Path) -> Iterator[tuple[str, Any]]:
             if line.isspace():
                 continue
             try:
-                yield f"{file}:{number}", parse_json(line)
+                yield f"{file}:{number}", parse_json(line.rstrip())
             except ValueError as error:
-                raise ValueError(f"{file}:{number}: not JSON: {error}") from None
+                what = str(error).replace("line 1 column", "column")
+                raise ValueError(f"{file}:{number}: not JSON: {what}") from None
 
 
 def _texts(file: Path, field: str) -> Iterator[str]:

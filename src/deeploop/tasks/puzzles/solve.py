@@ -42,7 +42,7 @@ class Board:
     symbols: np.ndarray
     changed: np.ndarray  # in this segment
     wrong: np.ndarray
-    given: np.ndarray  # part of the puzzle
+    given: np.ndarray  # part of the puzzle; of pairs, equal to the puzzle's cell
     known: bool  # True if the right answer is
     step: Step
 
@@ -83,14 +83,20 @@ def right_answer(puzzles: PuzzleSet, inputs: np.ndarray) -> np.ndarray | None:
 def compare(text: BoardText, inputs: np.ndarray, answer: np.ndarray | None, steps: list[Step]) -> list[Board]:
     """Compare the board of each step with the one before and with the right answer."""
     before, boards = text.text(text.grid(inputs)), []
-    given = (before != "") & (before != ".")
+    puzzle, given = before, clues(text, before)
     expected = before if answer is None else text.text(text.grid(answer))
     for number, step in enumerate(steps, start=1):
         now = text.text(text.grid(step.tokens))
         wrong = (now != expected) & (answer is not None)
-        boards.append(Board(number, now, now != before, wrong, given, answer is not None, step))
+        grey = given if text.full else (now == puzzle) & (now != "")
+        boards.append(Board(number, now, now != before, wrong, grey, answer is not None, step))
         before = now
     return boards
+
+
+def clues(text: BoardText, puzzle: np.ndarray) -> np.ndarray:
+    """The cells that an answer may not change; of pairs none, whose symbols have no known meaning."""
+    return (puzzle != "") & (puzzle != ".") & text.full
 
 
 def printed(board: Board, colours: bool) -> str:
@@ -121,7 +127,7 @@ def verdict(boards: list[Board], colours: bool) -> list[str]:
 def write(path: Path, name: str, text: BoardText, inputs: np.ndarray, boards: list[Board]) -> Path:
     """Write the page: the puzzle, and a button for each segment."""
     puzzle = text.text(text.grid(inputs, whole=True))
-    drawn = gallery.draw_symbols(puzzle, "puzzle", {"given": (puzzle != "") & (puzzle != ".")})
+    drawn = gallery.draw_symbols(puzzle, "puzzle", {"given": clues(text, puzzle)})
     last = len(boards)
     choose = "".join(
         f'<input type="radio" name="step" id="step{board.number}"{" checked" * (board.number == last)}>'
@@ -132,8 +138,9 @@ def write(path: Path, name: str, text: BoardText, inputs: np.ndarray, boards: li
     shown = "\n".join(
         f"#step{board.number}:checked ~ .at{board.number} {{ display: block; }}" for board in boards
     )
+    grey = "given" if text.full else "as in the puzzle"
     parts = [
-        note("Grey: given. Green: changed in this segment. Red: wrong. Arrow keys step through segments."),
+        note(f"Grey: {grey}. Green: changed in this segment. Red: wrong. Arrow keys step through segments."),
         Html(f'<div class="grid"><b>puzzle</b>{drawn}</div>'),
         Html(f'<div class="steps">{choose}{pictures}</div>'),
     ]

@@ -21,6 +21,7 @@ from deeploop.models.halting import Slots, minimum_segments, supervise
 from deeploop.models.reasoner import Reasoner
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn.kernels.products import cast_cache
+from deeploop.runs.folder import puzzle_shape
 from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 from deeploop.tasks.puzzles.data.arc import PUBLISHED_EPOCHS, differences_from_published, steps_of_epochs
 from deeploop.tasks.puzzles.data.loader import PuzzleLoader
@@ -110,6 +111,14 @@ class PuzzleTask(Task):
     def stamp(self) -> dict[str, Any]:
         """The task's fields in run.json."""
         return {**super().stamp(), "puzzles": self.puzzles.hash, "shape": self.shape._asdict()}
+
+    def check_source(self, stamp: dict[str, Any], run: Path) -> None:
+        """Raise ValueError for weights trained on puzzles with another number of symbols."""
+        if (theirs := puzzle_shape(run).vocabulary) != self.shape.vocabulary:
+            raise ValueError(
+                f"init_from={run}: its puzzles have {theirs} tokens (symbols, padding and ends), those of "
+                f"{self.config.data.path} {self.shape.vocabulary}; the numbers of symbols must be equal"
+            )
 
     def state(self) -> dict[str, Any]:
         """The position in the data, for a checkpoint."""

@@ -43,23 +43,24 @@ class BoardText:
         raise ValueError(f"{puzzles.folder}: puzzles of kind {puzzles.kind} have no form as text")
 
     def encode(self, text: str, name: str = "puzzle") -> np.ndarray:
-        """Encode a JSON grid or a string as tokens (length,); a string may omit line breaks."""
+        """Encode a JSON grid or a string as tokens (length,); a board's rows may be in one line."""
         try:
             board = parse_json(text) if text.lstrip().startswith("[") else text
-        except ValueError:
-            raise ValueError(
-                f"{name}: must be a list of rows in JSON, or a string; the list is not complete"
-            ) from None
+        except ValueError as error:
+            what = str(error).replace("line 1 column", "column")
+            raise ValueError(f"{name}: not JSON: {what}; symbols that are letters need quotes") from None
         rows = parse_rows(name, board)
         cells = [self.aliases.get(cell, cell) for row in rows for cell in row]
         height, width = self.shape
         if self.full and len(cells) != height * width:
             raise ValueError(f"{name}: {len(cells)} cells, must be {height} × {width} = {height * width}")
-        if self.full:
+        if self.full or (len(rows) == 1 and len(cells) == height * width):
             rows = [cells[first : first + width] for first in range(0, len(cells), width)]
         if len(rows) > height or max(map(len, rows)) > width:
+            how = r"; separate rows by line breaks ($'ab\ncd'), or give a JSON grid"
             raise ValueError(
                 f"{name}: {len(rows)} × {max(map(len, rows))} cells, the board has {height} × {width}"
+                + how * (len(rows) == 1 < height)
             )
         tokens = {symbol: token for token, symbol in self.symbols.items()}
         if unknown := [cell for row in rows for cell in row if cell not in tokens]:

@@ -23,6 +23,7 @@ VERSION = 1
 END, FIRST = 1, 2
 MOST_SYMBOLS = 256 - FIRST  # a token is a byte
 LONGEST_SYMBOL = 16
+MOST_SHOWN = 60  # characters of a list of symbols
 Grid = list[list[str]]
 
 
@@ -55,7 +56,7 @@ class PairsFile:
 def build_pairs(asked: PairsFile, out: Path) -> PuzzleSet:
     """Write the distinct pairs of a file as a set of puzzles."""
     settings = asked.settings()
-    pairs = read_pairs(asked.file)
+    pairs, repeated = read_pairs(asked.file)
     shape = largest(grid for pair in pairs for grid in (pair.input, pair.output))
     outputs = largest(pair.output for pair in pairs)
     symbols = find_symbols(pairs)
@@ -69,18 +70,44 @@ def build_pairs(asked: PairsFile, out: Path) -> PuzzleSet:
         kind="pairs",
         vocabulary=FIRST + len(symbols),
         splits={name: _arrays(inputs, labels, rows) for name, rows in draw(asked, len(pairs)).items()},
-        build={**settings, "shape": list(shape), "output": list(outputs), "symbols": symbols},
+        build={
+            **settings,
+            "shape": list(shape),
+            "output": list(outputs),
+            "symbols": symbols,
+            "repeated": repeated,
+        },
     )
 
 
+def describe_pairs(puzzles: PuzzleSet) -> list[str]:
+    """A line about the board, the symbols and the repeated pairs, of a set of pairs."""
+    if puzzles.kind != "pairs":
+        return []
+    build = puzzles.facts["build"]
+    board, outputs = (" × ".join(map(str, build[name])) for name in ("shape", "output"))
+    of_outputs = f" (outputs {outputs})" if outputs != board else ""
+    shown = [
+        symbol if symbol.isprintable() and symbol.strip() else repr(symbol) for symbol in build["symbols"]
+    ]
+    symbols = " ".join(shown)
+    if len(symbols) > MOST_SHOWN:
+        symbols = f"{symbols[:MOST_SHOWN].rpartition(' ')[0]} …"
+    repeated = build.get("repeated", 0)
+    left_out = f"; {repeated:,} repeated pair{'s' * (repeated > 1)} left out" if repeated else ""
+    return [f"board {board}{of_outputs}, {len(shown)} symbols: {symbols}{left_out}"]
+
+
 # ── Reading ─────────────────────────────────────────────────────────────────────────────────────────────
-def read_pairs(file: Path) -> list[Pair]:
-    """Read the pairs of a file, dropping repeated ones."""
+def read_pairs(file: Path) -> tuple[list[Pair], int]:
+    """Read the distinct pairs of a file; also return how many others repeat one of them."""
     found: dict[str, Pair] = {}
+    repeated = 0
     for where, value in json_lines(file):
         if not isinstance(value, dict) or not {"input", "output"} <= set(value):
             raise ValueError(f'{where}: must be {{"input": …, "output": …}}')
         pair = Pair(where, *(parse_rows(f"{where}: {name}", value[name]) for name in ("input", "output")))
+        repeated += repr(pair.input) in found
         earlier = found.setdefault(repr(pair.input), pair)
         if earlier.output != pair.output:
             raise ValueError(
@@ -88,7 +115,7 @@ def read_pairs(file: Path) -> list[Pair]:
             )
     if not found:
         raise ValueError(f"{file}: has no pairs")
-    return list(found.values())
+    return list(found.values()), repeated
 
 
 def parse_rows(where: str, value: Any) -> Grid:
@@ -151,6 +178,8 @@ def place(grid: Grid, board: np.ndarray, tokens: dict[str, int]) -> np.ndarray:
 
 def draw(asked: PairsFile, count: int) -> dict[str, np.ndarray]:
     """Split the pairs at random by the seed; return the indices of each split."""
+    if count < 2:
+        raise ValueError(f"{asked.file}: has 1 distinct pair; needs at least 2, to train and to test on")
     test = min(1000, -(-count // 10)) if asked.test is None else asked.test
     train = max(1, count - test) if asked.train is None else asked.train
     if train + test > count:

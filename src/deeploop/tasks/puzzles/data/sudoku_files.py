@@ -110,6 +110,7 @@ class SudokuFiles:
 def build_from_files(asked: SudokuFiles, out: Path, workers: int = 1) -> PuzzleSet:
     """Check the puzzles in the files and write a sample; independent of the number of workers."""
     settings, names = asked.settings(), asked.names()
+    refuse_too_few(asked)
     tallies = [Tally() for _ in names]
     found = read_files(asked, tallies, workers)
     held_out = found.sources >= len(asked.files)
@@ -149,6 +150,27 @@ def read_files(asked: SudokuFiles, tallies: list[Tally], workers: int) -> Found:
             skipped = f" ({tally.bad:,} bad lines, the first: {tally.first_bad})" if tally.bad else ""
             raise ValueError(f"{path}: no puzzle in it{skipped}")
     return Found(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def refuse_too_few(asked: SudokuFiles) -> None:
+    """Raise for a file with too few lines to train on, before all files are solved; bad lines come later."""
+    for path in asked.files:
+        lines = ((line, piece.columns) for piece in file_pieces(0, path) for _, line in piece.lines)
+        some = list(islice(lines, asked.train + 1))
+        if 0 < len(some) <= asked.train and all(_is_readable(*line, asked.size) for line in some):
+            raise _too_few(path, f"{len(some):,} puzzles", asked.train)
+
+
+def _is_readable(line: str, columns: Columns | None, size: int) -> bool:
+    try:
+        return bool(read_line(line, columns, size))
+    except ValueError:
+        return False
+
+
+def _too_few(path: Path, found: str, trained: int) -> ValueError:
+    what = f"{found}, too few for {trained:,} to train on and some to test"
+    return ValueError(f"{path}: {what}; ask for fewer with --train")
 
 
 def file_pieces(source: int, path: Path) -> Iterator[Piece]:
@@ -261,10 +283,8 @@ def draw(asked: SudokuFiles, guesses: np.ndarray, sources: np.ndarray) -> dict[s
         own = own[orders(words(keys(asked.seed, source)[0], np.array([0]), len(own))[0])]
         trained = asked.train if source < len(asked.files) else 0
         if trained and len(own) <= trained:
-            raise ValueError(
-                f"{path}: {len(own):,} puzzles of different classes{_of(asked.difficulty)}, too few for "
-                f"{trained:,} to train on and some to test; ask for fewer with --train"
-            )
+            found = f"{len(own):,} puzzles of different classes{_of(asked.difficulty)}"
+            raise _too_few(path, found, trained)
         tested = min(asked.test, len(own) - trained)
         test.append(own[:tested])
         train.append(own[tested : tested + trained])
