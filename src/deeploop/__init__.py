@@ -14,7 +14,7 @@ Packages are imported when they are first used.
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "GPTConfig",
     "LoopedGPT",
