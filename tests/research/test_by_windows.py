@@ -39,7 +39,7 @@ def test_a_round_is_compared_with_equal_flops_on_the_same_windows():
         shape: 4 if shape == "loop7" else 2 for shape in by_windows.SHAPES
     }
     behind = fmean(cells["loop7"].values()) - fmean(cells["stack28"].values())
-    assert f"| {behind:.3f} below a loop |" in (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert f"| {behind:.3f} below a loop, R = 7 |" in (DOCS.parent / "README.md").read_text(encoding="utf-8")
     assert all(by_windows.SHAPES[a][1] == by_windows.SHAPES[b][1] for a, b in by_windows.COMPARED)
 
 
