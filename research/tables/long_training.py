@@ -1,4 +1,4 @@
-"""The tables of docs/results/long-training: losses, contrasts, rates.
+"""The tables of docs/results/long-training, and the search of docs/results/larger.
 
 Losses are those of the last weights on the validation windows that did not pick the rate, in windows.npz
 (research/experiments/window_losses.py).
@@ -23,7 +23,7 @@ NAMES = {
     "factored": "factored",
     "averaged": "averaged",
 }
-RATES = {text: float(text) for text in ("8e-3", "1.6e-2", "3.2e-2", "6.4e-2")}
+RATES = {text: float(text) for text in ("4e-3", "8e-3", "1.6e-2", "3.2e-2", "6.4e-2")}
 
 
 def mean_losses(windows: Path) -> dict[str, float]:
@@ -42,13 +42,20 @@ def losses_of_seeds(folder: Path) -> dict[str, Losses]:
 
 
 def losses_of_the_search(folder: Path) -> dict[str, dict[float, float]]:
-    """Rule → peak rate → loss; runs are named RULE-RATE-seed100."""
-    known = mean_losses(folder / "search-windows.npz")
-    tried = {rule: {text: f"{rule}-{text}-seed100" for text in RATES} for rule in NAMES}
-    return {
-        rule: {RATES[text]: known[run] for text, run in runs.items() if run in known}
-        for rule, runs in tried.items()
+    """Rule → peak rate → loss; runs are named RULE-RATE-seed100 or RATE-RULE-seed100."""
+    known = {
+        run.removesuffix("-seed100"): loss for run, loss in mean_losses(folder / "search-windows.npz").items()
     }
+    found = {
+        rule: {
+            rate: known[run]
+            for text, rate in RATES.items()
+            for run in (f"{rule}-{text}", f"{text}-{rule}")
+            if run in known
+        }
+        for rule in NAMES
+    }
+    return {rule: losses for rule, losses in found.items() if losses}
 
 
 def chosen_rates(folder: Path) -> dict[str, float]:
@@ -91,11 +98,12 @@ def contrasts_table(folder: Path) -> str:
 def search_table(folder: Path) -> str:
     """Loss at every rate that was tried on the search seed, on the windows that are not used to choose."""
     found = losses_of_the_search(folder)
+    tried = {text: rate for text, rate in RATES.items() if any(rate in own for own in found.values())}
     rows = [
-        (NAMES[rule], *(f"{own[rate]:.4f}" if rate in own else MISSING for rate in RATES.values()))
+        (NAMES[rule], *(f"{own[rate]:.4f}" if rate in own else MISSING for rate in tried.values()))
         for rule, own in found.items()
     ]
-    return markdown_table(("rule", *RATES), rows)
+    return markdown_table(("rule", *tried), rows)
 
 
 def level_with_best(found: list[Contrast]) -> list[str]:
@@ -109,5 +117,6 @@ TABLES: dict[str, dict[str, Callable[[Path], str]]] = {
         "losses": lambda results: losses_table(results / "long-training"),
         "contrasts": lambda results: contrasts_table(results / "long-training"),
         "search": lambda results: search_table(results / "long-training"),
-    }
+    },
+    "larger": {"search": lambda results: search_table(results / "larger")},
 }

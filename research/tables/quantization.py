@@ -26,9 +26,9 @@ FORMATS: dict[str, tuple[int, int | None]] = {
 LOSSES = "losses.jsonl"
 
 
-def rows_of(results: Path) -> list[dict[str, Any]]:
+def rows_of(results: Path, file: str = LOSSES) -> list[dict[str, Any]]:
     """The measurements of each run."""
-    lines = (results / "quantization" / LOSSES).read_text().splitlines()
+    lines = (results / "quantization" / file).read_text().splitlines()
     return [*{row["run"]: row for row in map(json.loads, lines)}.values()]
 
 
@@ -123,11 +123,28 @@ def loss_table(rows: list[dict[str, Any]]) -> str:
     return markdown_table(["loss as trained", *(f"R = {R}" for R in depths)], body)
 
 
+def larger_table(rows: list[dict[str, Any]]) -> str:
+    """Cost in every format under each rule: at its rate of the lowest loss, and over all of its rates."""
+    runs = {
+        rule: [row for row in rows if row["rule"] == rule] for rule in dict.fromkeys(r["rule"] for r in rows)
+    }
+    best = {rule: min(own, key=lambda row: row["loss"]) for rule, own in runs.items()}
+
+    def cost(name: str, rule: str) -> str:
+        each = sorted(row[name] - row["loss"] for row in runs[rule])
+        return f"{best[rule][name] - best[rule]['loss']:.4f} ({each[0]:.4f} to {each[-1]:.4f})"
+
+    body = [["none: the loss as trained", *(f"{row['loss']:.4f}" for row in best.values())]]
+    body += [[name, *(cost(name, rule) for rule in runs)] for name in FORMATS]
+    return markdown_table(["weights", *runs], body)
+
+
 TABLES: dict[str, dict[str, Callable[[Path], str]]] = {
     "quantization": {
         "losses": lambda results: loss_table(rows_of(results)),
         "costs": lambda results: cost_table(rows_of(results)),
         "expectations": lambda results: expectation_table(rows_of(results)),
         "rules": lambda results: rule_table(rows_of(results)),
+        "larger": lambda results: larger_table(rows_of(results, "larger.jsonl")),
     }
 }
