@@ -319,6 +319,7 @@ def test_a_part_of_a_grid_is_named_by_its_axes():
     assert [cell.name for cell in part] == [
         f"{rule}-rounds16-peak_lr0.004-seed{seed}" for rule in ("flat", "prenorm") for seed in range(3)
     ]
+    assert choose_cells(cells, ("rule=flat,prenorm", "rounds=16", "peak_lr=4e-3")) == part
     assert choose_cells(cells, ()) == cells
     for word in ("rule", "rule=round", "depth=3", "rounds=5"):
         with pytest.raises(ValueError, match=rf"only={word}: must be an axis .* rounds=1,4,16,64;"):

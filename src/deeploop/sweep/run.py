@@ -90,14 +90,22 @@ def choose_cells(cells: list[Cell], only: Sequence[str]) -> list[Cell]:
     """The cells whose labels are among those given, `axis=label,label` for each axis."""
     for word in only:
         axis, equals, labels = word.partition("=")
-        known = {str(cell.axes[axis]) for cell in cells if axis in cell.axes}
-        wanted = set(labels.split(","))
+        known = {_by_value(cell.axes[axis]) for cell in cells if axis in cell.axes}
+        wanted = {_by_value(label) for label in labels.split(",")}
         if not equals or not wanted <= known:
             found = {name: dict.fromkeys(str(cell.axes[name]) for cell in cells) for name in cells[0].axes}
             axes = "; ".join(f"{name}={','.join(own)}" for name, own in found.items())
             raise ValueError(f"only={word}: must be an axis and some of its labels: {axes}")
-        cells = [cell for cell in cells if str(cell.axes[axis]) in wanted]
+        cells = [cell for cell in cells if _by_value(cell.axes[axis]) in wanted]
     return cells
+
+
+def _by_value(label: object) -> str:
+    """A label such that 4e-3 and 0.004 are equal."""
+    try:
+        return str(float(str(label)))
+    except ValueError:
+        return str(label)
 
 
 def cell_with_vocabulary(cell: Cell) -> Cell:
