@@ -1,19 +1,16 @@
-"""Differences of losses between cells, and how sure they are.
+"""Differences of losses between cells, and how sure they are: the error model of all studies.
 
-`contrasts` is for designs with a few seeds in every cell. Seeds share batches between rules, but losses are
-hardly correlated (about 0.1): pairing gains nothing, and the few seeds of one cell say little about their
-spread, so all cells share one, and Holm's correction is over the table. `paired` is for grids whose cells
-have different seeds: seed by seed, with Student's interval.
+Seeds share batches between rules, but losses are hardly correlated (about 0.1): pairing gains nothing, and
+the few seeds of one cell say little about their spread. So all cells of a design share one spread, means are
+compared unpaired, and intervals and p-values are corrected for all differences of a table.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from statistics import fmean
-
-from deeploop.diagnose.exponent import half_width
 
 Losses = Mapping[int, float]  # seed → loss
 
@@ -43,16 +40,27 @@ class Contrast:
     """By Holm's method: below 0.05 the two are told apart."""
 
     def __str__(self) -> str:
-        return f"{self.mean:+.4f} ({self.mean - self.half:.4f} to {self.mean + self.half:.4f})"
+        return interval(self.mean, self.half)
+
+
+def interval(mean: float, half: float) -> str:
+    return f"{mean:+.4f} ({mean - half:.4f} to {mean + half:.4f})"
 
 
 def pooled(cells: Mapping[str, Losses]) -> Spread:
     """The spread of seeds within the cells."""
-    squares = sum((loss - fmean(c.values())) ** 2 for c in cells.values() for loss in c.values())
-    dof = sum(len(cell) - 1 for cell in cells.values())
-    if dof < 1:
+    found = spread_within(cells.values())
+    if found is None:
         raise ValueError("a spread of seeds needs at least one cell with two of them")
-    return Spread(math.sqrt(squares / dof), dof)
+    return found
+
+
+def spread_within(cells: Iterable[Losses]) -> Spread | None:
+    """The spread of seeds within the cells; None if each has one seed."""
+    every = [*cells]
+    squares = sum((loss - fmean(c.values())) ** 2 for c in every for loss in c.values())
+    dof = sum(len(cell) - 1 for cell in every)
+    return Spread(math.sqrt(squares / dof), dof) if dof else None
 
 
 def contrasts(cells: Mapping[str, Losses], pairs: Sequence[tuple[str, str]] | None = None) -> list[Contrast]:
@@ -67,6 +75,41 @@ def contrasts(cells: Mapping[str, Losses], pairs: Sequence[tuple[str, str]] | No
     point = quantile(1 - 0.025 / len(pairs), spread.dof)
     rows = zip(pairs, means, errors, holm(raw), strict=True)
     return [Contrast(a, b, mean, point * error, p) for (a, b), mean, error, p in rows]
+
+
+class Family:
+    """The differences of a table, asked for one by one; each interval is at 95% for all of them together.
+
+    So a difference may be printed only when all were asked for.
+    """
+
+    def __init__(self, spread: Spread | None) -> None:
+        self.spread = spread
+        self.size = 0
+
+    def minus(self, one: Losses, other: Losses, note: str = "") -> "Sum":
+        return self.sum((1, one), (-1, other), note=note)
+
+    def sum(self, *terms: tuple[int, Losses], note: str = "") -> "Sum":
+        """The sum of the cells' means, each with its sign."""
+        self.size += 1
+        return Sum(self, terms, note)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A sum of means, and its interval; without one if no cell of the design has two seeds."""
+
+    family: Family
+    terms: tuple[tuple[int, Losses], ...]
+    note: str
+
+    def __str__(self) -> str:
+        mean, spread = sum(sign * fmean(losses.values()) for sign, losses in self.terms), self.family.spread
+        if spread is None:
+            return f"{mean:+.4f}{self.note}"
+        error = spread.error(*(len(losses) for _, losses in self.terms))
+        return interval(mean, quantile(1 - 0.025 / self.family.size, spread.dof) * error) + self.note
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -96,32 +139,3 @@ def quantile(share: float, dof: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if upper_tail(middle, dof) > 1 - share else (low, middle)
     return high
-
-
-# ── Seed by seed ──
-@dataclass(frozen=True)
-class Difference:
-    """Mean of one minus other over the seeds that both have."""
-
-    mean: float
-    half: float
-    """Half of the 95% interval, by Student's t; infinite with one seed."""
-    seeds: int
-
-    def __str__(self) -> str:
-        if not math.isfinite(self.half):
-            return f"{self.mean:+.4f} ({self.seeds})"
-        return f"{self.mean:+.4f} ({self.mean - self.half:.4f} to {self.mean + self.half:.4f}; {self.seeds})"
-
-
-def by_seed(one: Losses, other: Losses) -> dict[int, float]:
-    """One minus other, for every seed that both have."""
-    return {seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())}
-
-
-def paired(one: Losses, other: Losses) -> Difference | None:
-    """None where they share no seed."""
-    differences = [*by_seed(one, other).values()]
-    if not differences:
-        return None
-    return Difference(fmean(differences), half_width(differences), len(differences))

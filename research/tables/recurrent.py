@@ -9,7 +9,6 @@ from typing import Any
 from deeploop.report.runs import Run
 from deeploop.report.tables import MISSING, markdown_table
 from deeploop.train.metrics import read_metrics
-from research.contrasts import by_seed
 from research.study import runs_of
 
 BASE, TRAINED = "base", 4  # the cell that others are compared with, and the mean of its rounds
@@ -45,10 +44,8 @@ def one_factor(results: Path) -> str:
     for name, seeds in losses.items():
         means = [f"{fmean(own[R] for own in seeds.values()):.4f}" for R in depths]
         other = COMPARED_WITH.get(name, BASE)
-        changes = by_seed(
-            *({seed: own[TRAINED] for seed, own in losses[cell].items()} for cell in (name, other))
-        )
-        change = ", ".join(f"{value:+.3f}" for value in changes.values())
+        both = sorted(seeds.keys() & losses[other].keys())
+        change = ", ".join(f"{seeds[seed][TRAINED] - losses[other][seed][TRAINED]:+.3f}" for seed in both)
         rows.append([name, *means, MISSING if name == BASE else f"{other}: {change}"])
     return markdown_table(["", *(f"R = {R}" for R in depths), f"at R = {TRAINED} minus, by seed"], rows)
 

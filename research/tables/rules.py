@@ -1,4 +1,4 @@
-"""The tables behind docs/rules.md: learning rates over R, and cells compared seed by seed.
+"""The tables behind docs/rules.md: learning rates over R, and differences between cells.
 
 Each is part of the README of its results; docs/rules.md says how to read them.
 """
@@ -18,7 +18,7 @@ from deeploop.report.tables import MISSING, markdown_table, markdown_text
 from deeploop.rules import DEEPLOOP
 from deeploop.train.metrics import read_metrics
 from research import transfer as views
-from research.contrasts import by_seed, paired
+from research.contrasts import Family, Losses, Sum, spread_within
 from research.rates import BIAS, Curve, Study, final_loss, find_studies
 from research.study import runs_of
 
@@ -77,19 +77,22 @@ def same_training(run: Run, like: Run) -> bool:
 
 
 # ── Cells ───────────────────────────────────────────────────────────────────────────────────────────────
-def minus(one: Curve | None, other: Curve | None, *, tuned: bool = False) -> str:
-    """Best loss minus best loss, seed by seed; `tuned`: the rates were chosen elsewhere, so one is enough."""
+def family(curves: Iterable[Curve]) -> Family:
+    """The differences of a table; the best cells of all its curves give the spread of seeds."""
+    return Family(spread_within(curve.best.losses for curve in curves if curve.best))
+
+
+def minus(one: Curve | None, other: Curve | None, among: Family, *, tuned: bool = False) -> Sum | str:
+    """Best loss minus best loss; `tuned`: the rates were chosen elsewhere, so one is enough."""
     if one is None or other is None or one is other:
         return MISSING
     if one.best is None or other.best is None:
         return LOST
-    difference = paired(one.best.losses, other.best.losses)
-    if difference is None:
-        return MISSING
-    if tuned or min(len(one.cells), len(other.cells)) >= FEW:
-        return str(difference)
-    apart = f" ({one.best.peak:g} against {other.best.peak:g})" * (one.best.peak != other.best.peak)
-    return f"{difference}, few rates{apart}"
+    note = ""
+    if not tuned and min(len(one.cells), len(other.cells)) < FEW:
+        apart = f" ({one.best.peak:g} against {other.best.peak:g})" * (one.best.peak != other.best.peak)
+        note = f", few rates{apart}"
+    return among.minus(one.best.losses, other.best.losses, note)
 
 
 def best_rate(curve: Curve) -> str:
@@ -129,9 +132,9 @@ def loss_cells(curve: Curve, peaks: Sequence[float]) -> list[str]:
     return [views.loss(cells.get(peak)) for peak in peaks]
 
 
-def table(header: Iterable[Any], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
     named = [f"{name:g}" if isinstance(name, float) else str(name) for name in header]
-    return markdown_table(named, rows)
+    return markdown_table(named, [[str(cell) for cell in row] for row in rows])
 
 
 # ── Learning rates over R ───────────────────────────────────────────────────────────────────────────────
@@ -165,29 +168,32 @@ def pairs(results: Path) -> str:
     """Every rule of results/transfer minus flat, at each R, and without the seed that picked the rates."""
     curves = curves_of(runs_of(results / "transfer"), rule_and_rounds)
     depths = sorted({R for _, R in curves})
-    flat = {R: curve.best for (name, R), curve in curves.items() if name == "flat"}
-    again = [R for R, best in flat.items() if best and len(best.losses) > 1]
+    flat = {R: curve for (name, R), curve in curves.items() if name == "flat"}
+    again = [R for R, curve in flat.items() if len(unpicked(curve)) > 1]
+    every = family(curves.values())
+    without = Family(spread_within(filter(None, map(unpicked, curves.values()))))
+
+    def later(name: str, R: int) -> Sum | str:
+        """The difference over the seeds that did not pick the rates."""
+        one = unpicked(curves.get((name, R)))
+        return without.minus(one, unpicked(flat[R])) if one else MISSING
+
     rows = [
         [
             name,
-            *(minus(curves.get((name, R)), curves.get(("flat", R))) for R in depths),
-            *(unpicked(curves.get((name, R)), curves[("flat", R)]) for R in again),
+            *(minus(curves.get((name, R)), flat.get(R), every) for R in depths),
+            *(later(name, R) for R in again),
         ]
         for name in sorted({name for name, _ in curves} - {"flat"})
     ]
-    without = [f"R = {R} without seed {PICKED}" for R in again]
-    return table(["rule minus flat", *(f"R = {R}" for R in depths), *without], rows)
+    later_columns = [f"R = {R} without seed {PICKED}" for R in again]
+    return table(["rule minus flat", *(f"R = {R}" for R in depths), *later_columns], rows)
 
 
-def unpicked(one: Curve | None, other: Curve) -> str:
-    """Best loss minus best loss over the seeds that did not pick the rates."""
-    if one is None or one.best is None or other.best is None:
-        return MISSING
-    own, others = (
-        {seed: loss for seed, loss in cell.losses.items() if seed != PICKED}
-        for cell in (one.best, other.best)
-    )
-    return str(paired(own, others) or MISSING)
+def unpicked(curve: Curve | None) -> Losses:
+    """The best losses of the seeds that did not pick the rates."""
+    best = curve.best if curve else None
+    return {seed: loss for seed, loss in best.losses.items() if seed != PICKED} if best else {}
 
 
 def shapes(results: Path) -> str:
@@ -236,12 +242,13 @@ def part_curves(results: Path) -> Curves:
 def parts(results: Path) -> str:
     """Loss of every combination of parts."""
     curves = part_curves(results)
-    peaks = peaks_of(curves)
+    peaks, differences = peaks_of(curves), family(curves.values())
     rows = []
     for key, curve in curves.items():
         chosen = [PARTS[place][1 + key[place]] for place in PARTS]
         flat = curves.get((*key[:2], True, True, True))
-        rows.append([str(key[0]), *chosen, *loss_cells(curve, peaks), best_rate(curve), minus(curve, flat)])
+        apart = minus(curve, flat, differences)
+        rows.append([key[0], *chosen, *loss_cells(curve, peaks), best_rate(curve), apart])
     header = ["R", *(name for name, *_ in PARTS.values()), *peaks, "best rate", "minus flat"]
     return table(header, rows)
 
@@ -249,8 +256,8 @@ def parts(results: Path) -> str:
 def part_effects(results: Path) -> str:
     """Each part changed alone, all else held, by R."""
     curves = part_curves(results)
-    depths = sorted({key[0] for key in curves})
-    found: dict[tuple[str, str], dict[int, str]] = {}
+    depths, differences = sorted({key[0] for key in curves}), family(curves.values())
+    found: dict[tuple[str, str], dict[int, Sum | str]] = {}
     for place, (name, papers, other) in PARTS.items():
         for key, curve in curves.items():
             changed = curves.get((*key[:place], True, *key[place + 1 :]))
@@ -258,7 +265,7 @@ def part_effects(results: Path) -> str:
                 continue
             held = [f"{PARTS[at][0]} {PARTS[at][1 + key[at]]}" for at in PARTS if at != place]
             row = f"{name}: {other} in place of {papers}", ", ".join(held)
-            found.setdefault(row, {})[key[0]] = minus(changed, curve)
+            found.setdefault(row, {})[key[0]] = minus(changed, curve, differences)
     rows = [[*row, *(by_depth.get(R, MISSING) for R in depths)] for row, by_depth in found.items()]
     return table(["part", "held", *(f"R = {R}" for R in depths)], rows)
 
@@ -310,13 +317,13 @@ def muon(results: Path) -> str:
     curves = curves_of(own, rule_and_rounds)
     known = [run for run in runs_of(results / "transfer") if same_training(run, own[0])]
     adamw = curves_of(known, rule_and_rounds)
-    peaks = peaks_of(curves)
+    peaks, among = peaks_of(curves), family(curves.values())
     rows = []
     for (rule, R), curve in curves.items():
         least = min(depth for name, depth in curves if name == rule)
         others = curves.get(("flat", R)), curves.get((rule, least)), adamw.get((rule, R))
-        differences = [minus(curve, other) for other in others]
-        rows.append([rule, str(R), *loss_cells(curve, peaks), best_rate(curve), *differences])
+        differences = [minus(curve, other, among) for other in others]
+        rows.append([rule, R, *loss_cells(curve, peaks), best_rate(curve), *differences])
     return table(["rule", "R", *peaks, "best rate", "minus flat", "minus least R", "minus AdamW"], rows)
 
 
@@ -432,20 +439,25 @@ def final_tables(curves: Curves) -> list[str]:
     def of(name: str, R: int) -> Curve | None:
         return curves.get((name, R))
 
+    falls, gained, biases = (family(curves.values()) for _ in range(3))
     losses = [
-        [name, *(_final(of(name, R)) for R in depths), minus(of(name, most), of(name, least), tuned=True)]
+        [
+            name,
+            *(_final(of(name, R)) for R in depths),
+            minus(of(name, most), of(name, least), falls, tuned=True),
+        ]
         for name in names
     ]
     gains = [
         [
             name,
-            *(minus(of("pre-norm", R), of(name, R), tuned=True) for R in depths),
-            _gain_growth(curves, name, least, most),
+            *(minus(of("pre-norm", R), of(name, R), gained, tuned=True) for R in depths),
+            _growth_of_gain(curves, name, (least, most), gained),
         ]
         for name in names
         if name != "pre-norm"
     ]
-    bias = [minus(of("flat, no bias", R), of("flat", R), tuned=True) for R in depths]
+    bias = [minus(of("flat, no bias", R), of("flat", R), biases, tuned=True) for R in depths]
     over = [f"R = {R}" for R in depths]
     return [
         table(["loss", *over, f"R = {most} minus R = {least}"], losses),
@@ -459,16 +471,16 @@ def _final(curve: Curve | None) -> str:
     return ", ".join(f"{views.loss(cell)} at {cell.peak:g}" for cell in curve.cells) if curve else MISSING
 
 
-def _gain_growth(curves: Curves, name: str, least: int, most: int) -> str:
-    """The gain at the most rounds minus that at the least, in each seed that has all four runs."""
-    ends = []
-    for R in (most, least):
-        found = [curves.get((rule, R)) for rule in ("pre-norm", name)]
-        best = [curve.best if curve else None for curve in found]
-        if best[0] is None or best[1] is None:
-            return LOST if all(found) else MISSING
-        ends.append(by_seed(best[0].losses, best[1].losses))
-    return str(paired(*ends) or MISSING)
+def _growth_of_gain(curves: Curves, name: str, ends: tuple[int, int], among: Family) -> Sum | str:
+    """The gain at the most rounds minus that at the least."""
+    corners = [curves.get((rule, R)) for R in ends for rule in (name, "pre-norm")]
+    best = [curve.best for curve in corners if curve]
+    if len(best) < len(corners):
+        return MISSING
+    if None in best:
+        return LOST
+    own, others, own_later, others_later = (cell.losses for cell in best if cell)
+    return among.sum((1, others_later), (-1, own_later), (-1, others), (1, own))
 
 
 # ── Reasoners in FP8 ────────────────────────────────────────────────────────────────────────────────────
@@ -476,19 +488,19 @@ SCORES = {"exact": "exact accuracy", "cells": "cells that are right", "loss": "t
 
 
 def sudoku_fp8(results: Path) -> str:
-    """The last scores of both precisions, seed by seed, and FP8 minus bf16."""
+    """The last scores of both precisions, by seed, and FP8 minus bf16."""
     rows = []
     for model in ("hrm", "trm"):
         scores: dict[str, dict[int, Mapping[str, Any]]] = {"bf16": {}, "fp8": {}}
         for run in runs_of(results / "sudoku6-fp8" / model):
-            *_, scores[run.fields["device.precision"]][run.fields["seed"]] = read_metrics(
-                run.files, "validation"
-            )
+            *_, last = read_metrics(run.files, "validation")
+            scores[run.fields["device.precision"]][run.fields["seed"]] = last
         for name, title in SCORES.items():
-            bf16, fp8 = ({seed: line[name] for seed, line in scores[p].items()} for p in ("bf16", "fp8"))
-            seeds = [", ".join(f"{own[seed]:.3f}" for seed in sorted(own)) for own in (bf16, fp8)]
-            apart = paired(fp8, bf16) if fp8 != bf16 else None
-            rows.append([model.upper(), title, *seeds, str(apart or MISSING)])
+            both = [{seed: line[name] for seed, line in scores[p].items()} for p in ("bf16", "fp8")]
+            seeds = [", ".join(f"{own[seed]:.3f}" for seed in sorted(own)) for own in both]
+            bf16, fp8 = both
+            apart = Family(spread_within(both)).minus(fp8, bf16) if fp8 != bf16 else MISSING
+            rows.append([model.upper(), title, *seeds, apart])
     return table(["", "", "bf16, by seed", "FP8, by seed", "FP8 minus bf16"], rows)
 
 

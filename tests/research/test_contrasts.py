@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from research.contrasts import contrasts, holm, pooled, quantile, upper_tail
+from research.contrasts import Family, contrasts, holm, pooled, quantile, spread_within, upper_tail
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,14 @@ def test_a_difference_keeps_its_sign_and_interval():
     (one,) = contrasts({"low": {0: 1.0, 1: 1.2}, "high": {0: 2.0, 1: 2.2}})
     assert (one.one, one.other, one.mean) == ("high", "low", pytest.approx(1.0))
     assert one.half == pytest.approx(4.3027 * 0.1 * 2**0.5, rel=1e-3)
+
+
+def test_differences_of_a_table_are_corrected_for_all_that_were_asked_for():
+    a, b, c = {0: 1.0, 1: 1.2}, {0: 2.0, 1: 2.2}, {0: 3.0}
+    family = Family(spread_within((a, b, c)))
+    first, second = family.minus(b, a), family.sum((1, c), (-1, b), (1, a), note=", a note")
+    half = quantile(1 - 0.025 / 2, 2) * 0.02**0.5
+    assert str(first) == f"+1.0000 ({1 - half:.4f} to {1 + half:.4f})"
+    wider = half * 2**0.5  # √(1 + ½ + ½) beside √(½ + ½)
+    assert str(second) == f"+2.0000 ({2 - wider:.4f} to {2 + wider:.4f}), a note"
+    assert str(Family(spread_within((c,))).minus(c, a)) == "+1.9000"

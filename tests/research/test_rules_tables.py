@@ -1,4 +1,4 @@
-"""The line through best rates, and tables that compare cells seed by seed, of runs written by hand."""
+"""The line through best rates, and tables that compare cells, of runs written by hand."""
 
 import math
 
@@ -26,7 +26,7 @@ def test_a_line_is_drawn_through_the_best_rates_of_a_rule(tmp_path):
     assert line.rate(4, points[0].width, points[0].batch_tokens) == pytest.approx(2e-3, rel=1e-5)
 
 
-# ── Tables that compare seed by seed ─────────────────────────────────────────────────────────────────────
+# ── Tables that compare cells ─────────────────────────────────────────────────────────────────────
 def study(folder, runs):
     """A sweep of runs, given as keywords of write_run."""
     for index, settings in enumerate(runs):
@@ -42,7 +42,7 @@ def rows(text):
     return {tuple(line[:-1]): line[-1] for line in lines}
 
 
-def test_parts_are_paired_over_shared_seeds_at_the_best_rate(tmp_path):
+def test_parts_are_compared_at_the_best_rate(tmp_path):
     def cell(loss, seed, peak, gain=True, beta="off", **more):
         rule = f"deeploop:alpha=flat,beta={beta},outer_gain={'on' if gain else 'off'}"
         return {"loss": loss, "seed": seed, "peak_lr": peak, "rounds": 16, "rule": rule, **more}
@@ -67,12 +67,13 @@ def test_parts_are_paired_over_shared_seeds_at_the_best_rate(tmp_path):
     )
     assert losses["16", "yes", "R√K", "off", "yes"] == (
         ("2.1000 (3)", "–", "–", "2.00e-03 (edge)"),
-        "+0.0900 (0.0652 to 0.1148; 3), few rates",
+        # By hand: the two cells' variances are 0.0100 and 0.0121; t(0.975, 4) = 2.7764.
+        "+0.0900 (-0.1483 to 0.3283), few rates",
     )
     assert losses["16", "yes", "R√K", "on", "yes"] == (("lost", "–", "–", "lost"), "lost")
     effects = rows(tables.part_effects(tmp_path))
     gain = effects["outer gain: no in place of yes", "bias yes, α R√K, β off"]
-    assert gain == "-0.0900 (-0.1148 to -0.0652; 3), few rates"
+    assert gain == "-0.0900 (-0.3283 to 0.1483), few rates"
     assert effects["β: off in place of on", "bias yes, α R√K, outer gain yes"] == "lost"
 
 
@@ -88,7 +89,7 @@ def test_rules_are_compared_without_the_seed_that_picked_the_rates_too(tmp_path)
     text = tables.pairs(tmp_path)
     assert text.startswith("| rule minus flat | R = 4 | R = 16 | R = 16 without seed 0 |")
     found = {key[0]: last for key, last in rows(text).items()}
-    assert found["averaged"] == "+0.2000 (-1.0710 to 1.4710; 2)"
+    assert found["averaged"] == "+0.2000 (-0.2303 to 0.6303)"  # variances 0 and 0.02; t(0.975, 2) = 4.3027
     assert found["pre-norm"] == "–"
 
 
@@ -107,22 +108,25 @@ def test_a_best_rate_at_an_edge_gives_a_bound(tmp_path):
     assert tables.octaves(above, below) == "≥ +2.0"
     assert tables.octaves(above, curve(2.3, 2.2, 2.1)) == "–"  # both may lie anywhere above
     assert tables.octaves(between, curve(2.3, 2.2, 2.3)) == "+0.0"
-    assert tables.minus(above, curve(1.5)) == "+0.5000 (1), few rates (0.004 against 0.001)"
+    apart = tables.minus(above, curve(1.5), tables.family([above]))
+    assert str(apart) == "+0.5000, few rates (0.004 against 0.001)"  # one seed: no interval
 
 
-def test_gain_over_prenorm_and_its_growth_are_taken_seed_by_seed(tmp_path):
+def test_gain_over_prenorm_and_its_growth_are_corrected_together(tmp_path):
     gains = {1: (0.0, 0.02), 7: (0.05, 0.09)}
     runs = []
     for R, by_seed in gains.items():
         for seed, gain in enumerate(by_seed):
             runs.append({"rule": "prenorm", "rounds": R, "seed": seed, "loss": 2 + seed / 3})
             runs.append({"rule": "flat", "rounds": R, "seed": seed, "loss": 2 + seed / 3 - gain})
-    runs.append({"rule": "flat", "rounds": 7, "seed": 2, "loss": 1.0})  # pre-norm has no such seed
     study(tmp_path / "tokens-per-parameter" / "grid", runs)
     _, gained, bias = tables.tokens(tmp_path).split("\n\n")
-    assert rows(gained)["flat", "+0.0100 (-0.1171 to 0.1371; 2)", "+0.0700 (-0.1842 to 0.3242; 2)"] == (
-        "+0.0600 (-0.0671 to 0.1871; 2)"
-    )
+    # The cells' squares over 4 degrees of freedom; t(1 - 0.025 / 3, 4) = 3.9608, for two gains and a growth.
+    sd = ((2 * (1 / 3) ** 2 + (1 / 3 - 0.02) ** 2 + (1 / 3 - 0.04) ** 2) / 2 / 4) ** 0.5
+    half, wider = 3.9608 * sd, 3.9608 * sd * 2**0.5
+    ((_, *found),) = [(*key, last) for key, last in rows(gained).items() if key[0] == "flat"]
+    means = (0.01, half), (0.07, half), (0.06, wider)
+    assert found == [f"{mean:+.4f} ({mean - half:.4f} to {mean + half:.4f})" for mean, half in means]
     assert rows(bias)["no bias minus bias", "–"] == "–"
 
 
