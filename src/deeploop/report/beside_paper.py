@@ -393,8 +393,8 @@ def differences_table(groups: Sequence[Setup]) -> Table:
         "Where these runs differ from the paper's set-up",
         ["setting", *(f"paper, {one}" for one in sizes), *(setup.letter for setup in groups)],
         rows,
-        "The paper states no learning rate, warm-up or optimizer settings: those are of its lineage's public "
-        "configs. The rule, rounds and seed are what is compared.",
+        "The paper states no learning rate, warm-up or optimizer settings: those are of the public code of "
+        "similar models. The rule, rounds and seed are what is compared.",
     )
 
 
