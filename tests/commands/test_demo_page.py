@@ -20,9 +20,9 @@ from deeploop.commands.demo_page import (
     tapes,
     verdict,
 )
+from deeploop.report.beyond import goes_on
 from deeploop.report.plots import INK, RULE_COLOURS, draw
 from deeploop.report.runs import find_runs
-from deeploop.report.views import goes_on
 
 ROOT = Path(__file__).parents[2]
 
