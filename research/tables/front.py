@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from deeploop.report.beyond import goes_on
 from deeploop.report.plots import INK, RULE_COLOURS, quiet
 from deeploop.report.runs import Run
-from deeploop.report.views import goes_on
 from deeploop.rules import as_rule
 from research.study import runs_of
 from research.tables.long_training import chosen_rates, losses_of_seeds, losses_of_the_search

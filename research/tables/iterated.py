@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from deeploop.diagnose.exponent import half_width
+from deeploop.report.beyond import RIGHT, goes_on
 from deeploop.report.runs import Run
 from deeploop.report.tables import MISSING, markdown_table
-from deeploop.report.views import RIGHT, goes_on
 from deeploop.runs.sweeps import read_sweep
 from deeploop.tasks.iterate.problems import make_task
 from deeploop.tasks.iterate.problems.examples import held_out

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from deeploop.commands.demo_page import (
     COUNTED,
@@ -19,9 +20,9 @@ from deeploop.commands.demo_page import (
     tapes,
     verdict,
 )
-from deeploop.report.plots import INK, draw
+from deeploop.report.beyond import goes_on
+from deeploop.report.plots import INK, RULE_COLOURS, draw
 from deeploop.report.runs import find_runs
-from deeploop.report.views import goes_on
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,6 +105,20 @@ def test_the_strip_says_where_the_first_wrong_cell_is():
     assert any(title.startswith("flat: first wrong cell at step 7;") for title in titles)
     whole = [panel.title for panel in tapes(record(flat=200)).panels]
     assert "flat: no cell is wrong in 200 steps" in whole
+
+
+def test_lines_of_the_same_accuracy_are_both_seen():
+    """In the drawn chart: pixels of either colour, in the rows where both lines are at 1."""
+    figure = draw(accuracy(record(DeepLoop=200, flat=200, **{"pre-norm": 9}, stack=1)))
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (axes,) = figure.axes
+    height = canvas.get_width_height()[1]
+    row = height - round(axes.transData.transform((100, 1.0))[1])
+    band = np.asarray(canvas.buffer_rgba())[row - 6 : row + 7, :, :3]
+    for rule in ("DeepLoop", "flat"):
+        colour = [round(255 * part) for part in rgba(RULE_COLOURS[rule])[:3]]
+        assert (np.abs(band - np.array(colour)).max(-1) < 8).sum() > 200, rule
 
 
 def test_curves_have_their_rules_colours():

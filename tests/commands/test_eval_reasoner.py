@@ -373,11 +373,13 @@ def test_an_arc_recipe_counts_its_steps_from_the_set_that_is_there(trained, caps
     words = f"train hrm-arc1 {small} --data.path {trained / 'arc'} --out {trained / 'new'} --dry-run".split()
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "87,500 steps" in said
+    assert f"steps: 87,500, 100,000 epochs of {trained / 'arc'}, as published; --steps sets" in said
     assert "warning: built from 3 tasks, not the paper's 960: without ConceptARC" in said
     assert "epochs of this set" not in said
     assert main([*words, "--optim.steps", "875"]) == 0
     assert "875 steps are 1,000 epochs of this set, not the paper's 100,000" in capsys.readouterr().out
+    assert main([*words, "--steps", "518226"]) == 0  # the recipe's own number, but given
+    assert "518,226 steps are 592,258 epochs of this set" in capsys.readouterr().out
     cell = configure("hrm-arc1", {"data.path": str(trained / "arc"), "optim.batch": 8})
     assert cell.optim.steps == 87_500
     assert configure("hrm-arc1", {"data.path": "nowhere"}).optim.steps == 518_226

@@ -49,7 +49,7 @@ def test_arc_command(say, tmp_path):
         f"{tmp_path / 'arc'}: arc, 5 groups and {len(puzzles.train):,} examples to train on"
     )
     summary, *unlike = out.splitlines()
-    assert summary.endswith(f"56 puzzle ids; hash {puzzles.hash}")
+    assert summary.endswith(f"56 puzzle ids; hash {puzzles.hash:.12}…")
     assert unlike[0] == "  built from 5 tasks, not the paper's 960"
     assert say(*words, "--concept-arc", tmp_path / "concept") == (0, f"already prepared: {out}", "")
     assert "already holds puzzles with tasks" in say(*words)[2]
@@ -91,7 +91,7 @@ def test_generating_commands(say, tmp_path, kind):
     puzzles = PuzzleSet.open(tmp_path / kind)
     puzzles.verify()
     assert (len(puzzles.train), len(puzzles.test), puzzles.length) == (12, 3, 36)
-    assert out.endswith(f"; 1 puzzle id; hash {puzzles.hash}")
+    assert out == (f"{tmp_path / kind}: {kind}, 12 puzzles to train on, 3 to test; hash {puzzles.hash:.12}…")
     assert say(*words) == (0, f"already prepared: {out}", "")
 
 
@@ -110,7 +110,7 @@ def test_sudoku_from_files(say, tmp_path):
     code, out, err = say(*words, "--skip-bad")
     assert (code, err) == (0, "")
     whole, *of_files = out.splitlines()
-    assert "3 groups and 3 examples to train on, 4 and 4 to test" in whole
+    assert "3 puzzles to train on, 4 to test" in whole
     assert re.match(
         r"  a: 20 puzzles with one answer, \d+ of them duplicates, 0 bad lines; 3 to tr", of_files[0]
     )

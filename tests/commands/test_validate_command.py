@@ -279,6 +279,9 @@ def test_generate_prints_the_same_text_for_the_same_seed(home, capsys):
     assert greedy.err == f"{read}stopped: the model's context of 32 tokens is full\n"
     adaptive = text("--max-tokens", "5", "--adaptive", "change", "--threshold", "1e9", "--rounds", "4")
     assert adaptive.err == f"{read}mean rounds per token: 1.00 of 4\n"
+    none = text("--max-tokens", "5", "--adaptive", "change", "--threshold", "1e-6").err
+    assert "mean rounds per token: 3.00 of 3; no token exited early, as the smallest change in" in none
+    assert "threshold is 1e-06" in none
     every, few = (text("--temperature", "0", *words).out for words in ((), ("--cache-rounds", "1")))
     assert every == text("--temperature", "0", "--cache-rounds", "3").out
     assert few.startswith("line 7")

@@ -69,6 +69,18 @@ def test_a_huge_threshold_is_one_round(model, tokens):
     assert adaptive.mean_rounds == 1
 
 
+@pytest.mark.parametrize("criterion", ["change", "kl"])
+def test_the_smallest_distance_is_the_threshold_at_which_tokens_begin_to_exit(model, tokens, criterion):
+    def run(threshold):
+        adaptive = AdaptiveDepth(model, ExitRule(criterion, threshold))
+        adaptive(tokens)
+        return adaptive
+
+    smallest = run(0.0).smallest
+    assert run(smallest * 0.99).mean_rounds == 6
+    assert run(smallest * 1.01).mean_rounds < 6
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.criterion)
 @pytest.mark.parametrize("pieces", [20 * [1], [7, 1, 12]], ids=["one by one", "chunks"])
 def test_a_continued_sequence_equals_one_read_at_once(model, tokens, rule, pieces):

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from deeploop.config.json import to_dict
+from deeploop.report.beyond import beyond_parts
 from deeploop.report.document import make_sections
 from deeploop.report.groups import Histories
 from deeploop.report.listing import text
 from deeploop.report.runs import find_runs
-from deeploop.report.views import beyond_parts
 from iterate_runs import make_iterate_config
 
 

@@ -5,8 +5,8 @@ import json
 from deeploop.report import results
 from deeploop.report.beside_paper import p_sweeps
 from deeploop.report.groups import along, cells, labels, method, setups
+from deeploop.report.losses import depths_table
 from deeploop.report.runs import differing, find_runs, read_run
-from deeploop.report.views import depths_table
 from run_folders import write_run, write_sweep
 
 

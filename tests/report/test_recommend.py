@@ -85,8 +85,18 @@ def test_beyond_four_times_the_runs_there_is_no_answer(known, name, low, high):
     asked = {**SHAPE, "width": 256}
     assert recommend(**{**asked, name: high}).notes
     for value in (high + 1, *([low - 1] if low else [])):
-        with pytest.raises(ValueError, match=rf"{name}={value}: our runs have .* 4 times beyond"):
+        with pytest.raises(ValueError, match=rf"{name}={value} \(.*our runs: .* 4 times beyond"):
             recommend(**{**asked, name: value})
+
+
+def test_the_papers_models_are_beyond_the_runs_and_every_reason_is_named():
+    with pytest.raises(ValueError, match="4 times beyond our runs, so no rate is named") as refused:
+        recommend(24, 3, 1024, 49_152_000_000, 480 * 1024)
+    assert str(refused.value).startswith(
+        "blocks=24 (our runs: 4), batch_tokens=491520 (batch × context; our runs: 4,096 to 32,768): "
+    )
+    optim = get_recipe("gpt2-medium").optim
+    assert f"{optim.peak_lr * 1e3:g}e-3 at {optim.batch} × 1,024 tokens" in str(refused.value)
 
 
 def test_what_differs_from_the_runs_is_said(known):

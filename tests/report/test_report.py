@@ -13,7 +13,7 @@ import pytest
 from deeploop.cli import main
 from deeploop.commands.report import ReportArgs, run
 from deeploop.paper import published
-from deeploop.report import plots, views
+from deeploop.report import alignment, means, plots
 from deeploop.report.beside_paper import (
     accuracy,
     accuracy_cells,
@@ -23,6 +23,7 @@ from deeploop.report.beside_paper import (
     wilson,
 )
 from deeploop.report.groups import Histories, Setup, setups
+from deeploop.report.losses import against, curves
 from deeploop.report.page import Section, write
 from deeploop.report.runs import find_runs
 from deeploop.report.tables import MISSING, Table, inert
@@ -152,7 +153,7 @@ def loss_panel(folder, losses):
     for (block, R), own in losses.items():
         for seed, loss in enumerate(own):
             write_run(folder / f"{block}-{R}-{seed}", rule=block, rounds=R, seed=seed, loss=loss)
-    (chart,) = views.against(find_runs((folder,)), Histories(), "model.rounds")
+    (chart,) = against(find_runs((folder,)), Histories(), "model.rounds")
     return chart.panels[0]
 
 
@@ -209,7 +210,7 @@ def test_a_rate_that_differs_is_a_column_and_an_axis(tmp_path):
     header, *found = rows(tmp_path / "out", "runs")
     assert header[:4] == ["run", "rounds", "peak_lr", "seed"]  # the floor rate follows the peak
     assert {row[2] for row in found} == {"0.001", "0.002", "0.004"}
-    (chart,) = views.against(find_runs((tmp_path,)), Histories(), "optim.peak_lr")
+    (chart,) = against(find_runs((tmp_path,)), Histories(), "optim.peak_lr")
     lines = {line.label: [*line.x] for line in chart.panels[0].lines if line.label}
     assert lines == {f"DeepLoop p=0.5 · rounds {R}": [1e-3, 2e-3, 4e-3] for R in (1, 3)}
 
@@ -269,7 +270,7 @@ def test_curves_of_a_p_sweep_are_coloured_by_exponent(tmp_path):
     for p in (0.25, 0.5, 1):
         for seed in (0, 1):
             write_run(tmp_path / f"{p}-{seed}", rule=f"deeploop:p={p}", seed=seed)
-    (chart,) = views.curves(find_runs((tmp_path,)), Histories())
+    (chart,) = curves(find_runs((tmp_path,)), Histories())
     colours = {line.label: line.colour for line in chart.panels[0].lines if line.label}
     assert colours == dict(zip(["p = 0.25", "p = 0.5", "p = 1"], plots.graded(3), strict=True))
 
@@ -278,7 +279,7 @@ def test_many_variants_share_their_methods_name(tmp_path):
     for peak in range(1, 6):
         for block in ("prenorm", "deeploop"):
             write_run(tmp_path / f"{block}-{peak}", rule=block, peak_lr=peak * 1e-3, floor_lr=1e-4)
-    (chart,) = views.curves(find_runs((tmp_path,)), Histories())
+    (chart,) = curves(find_runs((tmp_path,)), Histories())
     lines = [line for line in chart.panels[0].lines if line.style != "."]
     assert len(lines) == 10
     assert {line.label for line in lines} == {"pre-norm", "DeepLoop p=0.5"}
@@ -287,7 +288,7 @@ def test_many_variants_share_their_methods_name(tmp_path):
 
 def test_curves_have_the_validations_as_points(tmp_path):
     write_run(tmp_path / "run")
-    (chart,) = views.curves(find_runs((tmp_path,)), Histories())
+    (chart,) = curves(find_runs((tmp_path,)), Histories())
     training, points = chart.panels[0].lines
     expected = [(line["step"], line["loss"]) for line in read_metrics(tmp_path / "run", "validation")]
     assert [*zip(points.x, points.y, strict=True)] == expected
@@ -299,7 +300,7 @@ def test_curves_have_a_panel_for_each_r(tmp_path):
     for R in (1, 3):
         write_run(tmp_path / f"r{R}", rounds=R)
     write_run(tmp_path / "other", model={"vocabulary": 257})  # in another unit
-    first, second = views.curves(find_runs((tmp_path,)), Histories())
+    first, second = curves(find_runs((tmp_path,)), Histories())
     assert [panel.title for panel in first.panels] == ["R = 1", "R = 3"]
     assert [panel.y for panel in (*first.panels, *second.panels)] == [
         *["loss (nats per GPT-2 token)"] * 2,
@@ -406,7 +407,7 @@ def test_a_cell_given_by_itself_is_known_to_have_shared(beside_others, tmp_path)
     assert {one.name: one.shared for one in found} == {"r1": True, "alone": False}
     assert {one.tokens_per_s for one in found} == {90, 900}
     (setup,) = setups(found)
-    assert views.speed(setup.rows["DeepLoop p=0.5"][1]) == 900
+    assert means.speed(setup.rows["DeepLoop p=0.5"][1]) == 900
 
 
 def test_kappa_missing_cells_differences_and_commands(made):
@@ -432,7 +433,7 @@ def test_kappa_missing_cells_differences_and_commands(made):
 
 
 def test_kappa_of_a_single_diagnosis_has_whole_steps_and_the_line_that_its_legend_names(made):
-    _, chart = views.kappa_parts(find_runs([made.parent / "table"]), Histories())
+    _, chart = alignment.kappa_parts(find_runs([made.parent / "table"]), Histories())
     over_steps, over_rounds = plots.draw(chart).axes
     assert all(tick == int(tick) for tick in over_steps.get_xticks())
     (bound,) = [line for line in over_rounds.lines if line.get_label().startswith("R,")]

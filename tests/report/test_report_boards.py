@@ -8,9 +8,9 @@ import pytest
 
 from deeploop.commands.report import ReportArgs, run
 from deeploop.report.groups import Histories, cells
+from deeploop.report.means import seeds_table
 from deeploop.report.runs import find_runs
 from deeploop.report.tables import MISSING
-from deeploop.report.views import seeds_table
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -130,7 +130,7 @@ def test_the_code_is_where_the_page_says():
 
 
 def test_nothing_is_called_the_papers_that_it_does_not_state():
-    """The paper has no table of hyper-parameters: rates, warm-up and optimizer are its lineage's."""
+    """The paper has no table of hyper-parameters: rates, warm-up and optimizer are the public code's."""
     words = "rate|warm-?up|ramp|recipe|values|code|optimizer|heads|betas|decay|clip|init std|QK-norm|SwiGLU"
     never = rf"paper's (peak |learning )?({words})\b"
     files = [

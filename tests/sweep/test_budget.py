@@ -65,7 +65,9 @@ def test_table1_beside_the_paper(capsys):
     assert {row[1] for row in rows} == {"49,152,000,000"}
     assert [int(row[4]) for row in rows] == [37, 90, 145, 200] * 2 + [95, 260, 420, 620] * 2
     assert lines[18].split() == ["16", "cells", "786,432,000,000", "2,615", "3,734"]
-    assert "45% of one H200's 989 TFLOP/s" in lines[20]
+    shared = "steps 100,000, batch 480, peak rate 0.001, warm-up 2,000, unigram bias off"
+    assert lines[20] == f"every cell: {shared}."
+    assert "45% of one H200's 989 TFLOP/s" in lines[21]
 
 
 def test_half_the_utilization_is_twice_the_hours(capsys):
@@ -82,11 +84,12 @@ def test_a_sweep_for_a_laptop_is_told_in_flops(capsys):
     """One ten-thousandth of a GPU-hour tells nobody anything."""
     assert main(["sweep", "escape", "--scale", "laptop", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["cell", "tokens", "GFLOP", "a", "token", "TFLOP"]
+    assert " ".join(lines[0].split()) == "cell warm-up unigram bias tokens GFLOP a token TFLOP"
+    assert [line.split()[1:3] for line in (lines[2], lines[61])] == [["100", "off"], ["50", "on"]]
     costs = [budget.cost(cell.config()) for cell in named_grid("escape", "laptop").cells()]
     assert lines[2].split()[-1] == f"{costs[0].tokens * costs[0].flops_per_token / 1e12:.2g}"
     assert lines[62].split() == ["60", "cells", "9,216,000", f"{sum(c.flops for c in costs) / 1e12:.0f}"]
-    assert "in all under 0.01 hours of one H200" in lines[64]
+    assert "in all under 0.01 hours of one H200" in lines[65]
 
 
 def test_where_the_cells_would_go_is_said(capsys, tmp_path):

@@ -6,7 +6,7 @@ set -euo pipefail
 deeploop=${DEEPLOOP:-deeploop}
 $deeploop prepare text "$BRITANNICA" --out data/britannica
 # The paper's recipe but for the batch (32 sequences in place of 480) and the number of steps:
-# warm-up keeps the lineage's ramp, 1e-3 over 2,000 steps.
+# warm-up keeps the public code's ramp, 1e-3 over 2,000 steps.
 $deeploop train gpt2-small \
   --out runs/gpt2-small-r3-britannica --resume \
   --data.path data/britannica --data.validation-sequences 488 --data.validate-every 200 \

@@ -108,8 +108,9 @@ def _chat(chat: ChatSet) -> str:
 def _puzzles(puzzles: PuzzleSet) -> str:
     sizes = ("groups", "puzzles", "pairs", "examples")
     rows = [(name, *(f"{puzzles.facts['splits'][name][size]:,}" for size in sizes)) for name in SPLITS]
+    ids = puzzles.puzzle_ids
     return (
         f"{puzzles.folder}: {puzzles.kind}, hash {puzzles.hash}\n"
         f"{puzzles.length} tokens per puzzle, vocabulary {puzzles.vocabulary:,}, "
-        f"{puzzles.puzzle_ids:,} puzzle ids\n\n{text_table(('split', *sizes), rows)}"
+        f"{ids:,} puzzle id{'s' * (ids > 1)}\n\n{text_table(('split', *sizes), rows)}"
     )

@@ -239,11 +239,13 @@ def _check_place(out: Path) -> None:
 
 def _summary(puzzles: PuzzleSet) -> str:
     train, test = (puzzles.facts["splits"][name] for name in ("train", "test"))
-    ids = puzzles.puzzle_ids
-    whole = (
-        f"{puzzles.folder}: {puzzles.kind}, {train['groups']:,} groups and {train['examples']:,} examples "
-        f"to train on, {test['groups']:,} and {test['examples']:,} to test; "
-        f"{ids:,} puzzle id{'s' * (ids > 1)}; hash {puzzles.hash}"
-    )
+    if puzzles.puzzle_ids > 1:
+        sizes = (
+            f"{train['groups']:,} groups and {train['examples']:,} examples to train on, "
+            f"{test['groups']:,} and {test['examples']:,} to test; {puzzles.puzzle_ids:,} puzzle ids"
+        )
+    else:  # a group is one puzzle
+        sizes = f"{train['groups']:,} puzzles to train on, {test['groups']:,} to test"
+    whole = f"{puzzles.folder}: {puzzles.kind}, {sizes}; hash {puzzles.hash:.12}…"
     unlike = differences_from_published(puzzles.facts["build"]) if puzzles.kind == "arc" else []
     return "\n  ".join([whole, *describe_files(puzzles), *describe_pairs(puzzles), *unlike])

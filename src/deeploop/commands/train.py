@@ -98,6 +98,8 @@ def main(arguments: list[str]) -> int:
         notes += line
         config, line = with_steps_of_corpus(config, rest, source)
         notes += line
+        config, line = with_published_steps(config, rest)
+        notes += line
     if AUTO_LR in switches:
         config, line = with_measured_rate(config, rest)
         notes += line
@@ -113,7 +115,6 @@ def main(arguments: list[str]) -> int:
         return 0
     if isinstance(config.data, PuzzleDataConfig):
         require_puzzles(config.data.path)
-        config = published_steps(config) if source in RECIPES else config
     size = config.device.micro_batch
     smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
     with memory_advice(f"--device.no-graph, --device.recompute block, or --device.micro-batch {smaller}"):
@@ -362,6 +363,16 @@ def with_steps_of_corpus(config: Any, words: list[str], recipe: str) -> tuple[An
     fitted = replace(optim, steps=steps, warmup_steps=warm)
     line = f"steps: {steps:,}, {EPOCHS} epochs: {known}; warm-up {warm:,}; --steps sets another number"
     return replace(config, optim=fitted, data=data, checkpoint=saved), [line]
+
+
+def with_published_steps(config: Any, words: list[str]) -> tuple[Any, list[str]]:
+    """Set an ARC recipe's steps to 100,000 epochs of its puzzles, unless the words set the steps."""
+    found = config if _names(words, "--optim.steps") else published_steps(config)
+    steps = found.optim.steps
+    if steps == config.optim.steps:
+        return config, []
+    epochs = f"100,000 epochs of {config.data.path}, as published"
+    return found, [f"steps: {steps:,}, {epochs}; --steps sets another number"]
 
 
 def _other_than(words: list[str], options: Collection[str]) -> list[str]:

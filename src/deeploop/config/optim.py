@@ -52,7 +52,7 @@ class BaseOptimConfig:
 
 @dataclass(frozen=True)
 class OptimConfig(BaseOptimConfig):
-    """AdamW or Muon with a cosine schedule; the defaults are those of public configs of the same family."""
+    """AdamW or Muon with a cosine schedule; the defaults are those of the public code of the same family."""
 
     kind: Literal["adamw", "muon"] = "adamw"
     """muon: Muon for the matrices of the blocks and AdamW for the rest, both at this learning rate."""

@@ -64,6 +64,7 @@ class AdaptiveDepth(nn.Module):
             raise ValueError(f"cache_rounds={model.cache_rounds}: must be unset with adaptive depth")
         self.model, self.rule = model, rule
         self.tokens_seen = self.rounds_used = 0
+        self.smallest = math.inf  # distance that was compared with the threshold
         self.train(model.training)
 
     @property
@@ -115,7 +116,9 @@ class AdaptiveDepth(nn.Module):
             after = model.round(x, index, own, entered)
             x = torch.where(latest.active[..., None], after, x)
             self.rounds_used += int(latest.active.sum())
-            latest.active, done = latest.active & ~stops(x), index + 1
+            done = index + 1
+            if done < model.rounds:  # exiting after the last round would save nothing
+                latest.active = latest.active & ~stops(x)
             if not latest.active.any():
                 break
         latest.repeat(done, count)
@@ -141,7 +144,9 @@ class AdaptiveDepth(nn.Module):
         def settled(x: Tensor) -> Tensor:
             nonlocal seen
             before, seen = seen, self._compared(x, finish)
-            return ~(self._distance(before, seen) >= self.rule.threshold)
+            distance = self._distance(before, seen)
+            self.smallest = min(self.smallest, float(distance.min()))
+            return ~(distance >= self.rule.threshold)
 
         return settled
 

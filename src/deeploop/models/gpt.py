@@ -410,7 +410,7 @@ class LoopedGPT(nn.Module):
                 module.set_scales(scales.alpha, scales.epsilon)
 
     def _loss_head(self) -> tuple[Tensor, Tensor | None]:
-        # In training the softmax includes the padding, as in the lineage's code.
+        # In training the softmax includes the padding, as in the public code.
         padded = self.training or not self.config.mask_padding
         return self._head(self.config.padded_vocabulary if padded else self.config.vocabulary)
 

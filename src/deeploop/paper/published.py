@@ -92,7 +92,7 @@ CELLS_GPU_HOURS, OTHER_GPU_HOURS, ALL_GPU_HOURS = (
 SETUP: Mapping[str, Mapping[str, Any]] = {
     size: _FILE["setup"][size] | _FILE["setup"]["common"] for size in SIZES
 }
-"""size → what every cell of the paper shares. Rates and warm-up are the lineage's: the paper states none."""
+"""size → what every cell of the paper shares. Rates and warm-up are the public code's."""
 
 
 def gpu_hours(size: str, rule: str, rounds: int) -> float | None:

@@ -14,11 +14,11 @@ from typing import Any
 from deeploop.paper import published
 from deeploop.paper.published import ARC_TASKS, ARC_VIEWS, ROUNDS, TASKS, VOTES
 from deeploop.report.groups import Cell, Histories, Setup, additions, reasoner_method, setting, setups
+from deeploop.report.means import speed
 from deeploop.report.page import Part, Section
 from deeploop.report.results import read_evaluations
 from deeploop.report.runs import Run, natural
 from deeploop.report.tables import HERE, MISSING, Table, number
-from deeploop.report.views import speed
 from deeploop.rules import DEEPLOOP, PRENORM
 
 PAPER = "paper"
@@ -393,8 +393,8 @@ def differences_table(groups: Sequence[Setup]) -> Table:
         "Where these runs differ from the paper's set-up",
         ["setting", *(f"paper, {one}" for one in sizes), *(setup.letter for setup in groups)],
         rows,
-        "The paper states no learning rate, warm-up or optimizer settings: those are of its lineage's public "
-        "configs. The rule, rounds and seed are what is compared.",
+        "The paper states no learning rate, warm-up or optimizer settings: those are of the public code of "
+        "similar models. The rule, rounds and seed are what is compared.",
     )
 
 

@@ -25,6 +25,7 @@ WIDTH, BATCH_TOKENS = 384, 4096  # at which `base` is given
 FARTHEST = 4  # times beyond the runs, either way
 WARMUP = 0.2  # of the steps, as in all our runs
 OCTAVE = 2.0
+PUBLIC = "1e-3 at 480 × 1,024 tokens, from public code"
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,7 @@ def recommend(
     if tokens < batch_tokens:
         raise ValueError(f"tokens={tokens:,}: fewer than the {batch_tokens:,} of one step")
     line = lines[rule]
-    for name, value in asked.items():
-        _check_reach(name, value, *getattr(line, name))
+    _check_reach(line, asked)
     wanted = nearest_octave(line.rate(rounds, width, batch_tokens))
     middle = min(wanted, line.highest / OCTAVE)
     notes = [*_notes(line, asked | {"tokens": tokens})]
@@ -119,13 +119,18 @@ def nearest_octave(rate: float) -> float:
     return float(1e-3 * OCTAVE ** round(math.log2(rate / 1e-3)))
 
 
-def _check_reach(name: str, value: int, low: int, high: int) -> None:
-    if low <= value * FARTHEST and value <= high * FARTHEST:
-        return
-    raise ValueError(
-        f"{name}={value}: our runs have {_span(low, high)}, and {FARTHEST} times beyond is the farthest we "
-        "answer; a search of your own would decide it (docs/sweeps.md), from the recipe's rate by octaves"
-    )
+def _check_reach(line: Line, asked: Mapping[str, int]) -> None:
+    beyond = []
+    for name, value in asked.items():
+        low, high = getattr(line, name)
+        if not low / FARTHEST <= value <= high * FARTHEST:
+            what = "batch × context; our runs" if name == "batch_tokens" else "our runs"
+            beyond.append(f"{name}={value} ({what}: {_span(low, high)})")
+    if beyond:
+        raise ValueError(
+            f"{', '.join(beyond)}: more than {FARTHEST} times beyond our runs, so no rate is named; search "
+            f"by octaves from the recipe's rate, for the paper's models {PUBLIC} (docs/sweeps.md)"
+        )
 
 
 def tokens_per_parameter(tokens: int, blocks: int, width: int) -> float:

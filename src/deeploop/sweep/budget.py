@@ -11,12 +11,14 @@ from deeploop.report.tables import text_table
 from deeploop.sweep.arguments import UTILIZATION
 from deeploop.sweep.grid import Cell, Grid
 from deeploop.tasks import task_class
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.train.progress import PEAK_FLOPS
 
 GPU = "H200"
 SMALL = 0.01  # GPU-hours below which a sweep is meant for a laptop, and its FLOPs are shown instead
 HOURS = ("GPU-hours", "paper's")
-HEADER = ("cell", "tokens", "GFLOP a token", "TFLOP", *HOURS)
+SETTINGS = ("steps", "batch", "peak rate", "warm-up", "unigram bias")
+HEADER = ("cell", *SETTINGS, "tokens", "GFLOP a token", "TFLOP", *HOURS)
 
 
 class Cost(NamedTuple):
@@ -50,12 +52,26 @@ def papers_hours(grid: Grid, cell: Cell) -> float | None:
     return published.gpu_hours(axes["size"], axes["rule"], axes["rounds"])
 
 
+def settings(config: RunConfig) -> list[str]:
+    """Return the values of SETTINGS; – for what the config does not have."""
+    optim = config.optim
+    bias = "–"
+    if isinstance(config, TrainConfig):
+        bias = "on" if config.model.unigram_bias else "off"
+    return [f"{optim.steps:,}", f"{optim.batch:,}", f"{optim.peak_lr:g}", f"{optim.warmup_steps:,}", bias]
+
+
 def table(grid: Grid, cells: list[Cell], utilization: float) -> str:
-    """Make a table of every cell and their sum; – without a model of the cost, or a number in the paper."""
-    costs = [cost(cell.config()) for cell in cells]
+    """Make a table of every cell and their sum; – without a model of the cost, or a number in the paper.
+
+    Settings that all cells share stand in a line below it.
+    """
+    configs = [cell.config() for cell in cells]
+    costs = [cost(config) for config in configs]
+    chosen = [settings(config) for config in configs]
     papers = [papers_hours(grid, cell) for cell in cells]
     rows = []
-    for cell, own, paper in zip(cells, costs, papers, strict=True):
+    for cell, words, own, paper in zip(cells, chosen, costs, papers, strict=True):
         figures = ["–"] * 4
         if own:
             hours = own.gpu_hours(utilization)
@@ -65,16 +81,24 @@ def table(grid: Grid, cells: list[Cell], utilization: float) -> str:
                 short(own.flops / 1e12),
                 short(hours),
             ]
-        rows.append([cell.name, *figures, short(paper)])
+        rows.append([cell.name, *words, *figures, short(paper)])
     known = [own for own in costs if own]
     tokens, hours = sum(own.tokens for own in known), sum(own.gpu_hours(utilization) for own in known)
     sums = sum(own.flops for own in known) / 1e12, hours, sum(paper or 0.0 for paper in papers)
-    rows.append([f"{len(cells)} cells", f"{tokens:,}" if tokens else "–", "", *map(short, sums)])
+    blank = [""] * len(SETTINGS)
+    rows.append([f"{len(cells)} cells", *blank, f"{tokens:,}" if tokens else "–", "", *map(short, sums)])
     small = 0 < hours < SMALL and not any(papers)
-    hidden = HOURS if small else ("TFLOP",)
+    shared = {
+        name: values[0]
+        for name, values in zip(SETTINGS, zip(*chosen, strict=True), strict=True)
+        if len(set(values)) == 1
+    }
+    hidden = (*shared, *(HOURS if small else ("TFLOP",)))
     shown = [i for i, name in enumerate(HEADER) if name not in hidden]
     header, *lines = [[row[i] for i in shown] for row in (HEADER, *rows)]
-    return f"{text_table(header, lines)}\n\n{_note(small, utilization)} –: not known."
+    every = ", ".join(f"{name} {value}" for name, value in shared.items() if value != "–")
+    notes = [f"every cell: {every}."] * bool(every) + [f"{_note(small, utilization)} –: not known."]
+    return "\n".join([text_table(header, lines), "", *notes])
 
 
 def _note(small: bool, utilization: float) -> str:

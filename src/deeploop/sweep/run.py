@@ -14,9 +14,9 @@ from deeploop.exits import INTERRUPTED
 from deeploop.files import lock_folder
 from deeploop.paper.grids import Scale, grids
 from deeploop.report.groups import Histories
+from deeploop.report.means import seeds_tables
 from deeploop.report.runs import find_runs
 from deeploop.report.tables import text_table
-from deeploop.report.views import seeds_tables
 from deeploop.runs.sweeps import SweepRecord
 from deeploop.sweep import board, slurm
 from deeploop.sweep.arguments import SweepArgs

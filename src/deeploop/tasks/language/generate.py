@@ -1,6 +1,8 @@
 """Generate text with a run's model, streaming it to stdout."""
 
+import math
 import sys
+from pathlib import Path
 
 from deeploop.config.run import DeviceConfig
 from deeploop.eval.decoding import describe
@@ -45,8 +47,20 @@ def run(args: GenerateArgs) -> int:
         context = model.config.context
         print(f"stopped: the model's context of {context} tokens is full", file=sys.stderr)
     if adaptive is not None:
-        print(f"mean rounds per token: {adaptive.mean_rounds:.2f} of {model.rounds}", file=sys.stderr)
+        print(rounds_used(adaptive, args.run), file=sys.stderr)
     return 0
+
+
+def rounds_used(adaptive: AdaptiveDepth, run: Path) -> str:
+    """The mean rounds per token, and why no token exited early."""
+    rule, smallest = adaptive.rule, adaptive.smallest
+    text = f"mean rounds per token: {adaptive.mean_rounds:.2f} of {adaptive.model.rounds}"
+    if not 0 < rule.threshold <= smallest < math.inf:
+        return text
+    return (
+        f"{text}; no token exited early, as the smallest {rule.criterion} in a round was {smallest:.2g} and "
+        f"the threshold is {rule.threshold:g} (others: `deeploop validate {run} --adaptive {rule.criterion}`)"
+    )
 
 
 def exit_rule(args: GenerateArgs) -> ExitRule:

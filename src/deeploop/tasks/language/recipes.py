@@ -31,7 +31,7 @@ def gpt2_medium() -> TrainConfig:
     """The paper's GPT-2 medium: 24 blocks × 3 rounds, 354 M parameters, 49 B tokens of FineWeb-Edu."""
     return TrainConfig(
         out=Path("runs/gpt2-medium"),
-        # 2730 is ⌊8·1024/3⌋, as in its lineage; --model.hidden 2736 is a multiple of 16 and faster.
+        # 2730 is ⌊8·1024/3⌋, as in the public code; --model.hidden 2736 is a multiple of 16 and faster.
         model=GPTConfig(blocks=24, rounds=3, width=1024, heads=8, hidden=2730, unigram_bias=True),
         device=DeviceConfig(micro_batch=15),
     )
