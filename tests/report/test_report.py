@@ -278,12 +278,17 @@ def test_curves_of_a_p_sweep_are_coloured_by_exponent(tmp_path):
 def test_many_variants_share_their_methods_name(tmp_path):
     for peak in range(1, 6):
         for block in ("prenorm", "deeploop"):
-            write_run(tmp_path / f"{block}-{peak}", rule=block, peak_lr=peak * 1e-3, floor_lr=1e-4)
+            settings = {"rule": block, "peak_lr": peak * 1e-3, "floor_lr": 1e-4, "loss": 2 + abs(peak - 3)}
+            write_run(tmp_path / f"{block}-{peak}", **settings)
     (chart,) = curves(find_runs((tmp_path,)), Histories())
     lines = [line for line in chart.panels[0].lines if line.style != "."]
     assert len(lines) == 10
-    assert {line.label for line in lines} == {"pre-norm", "DeepLoop p=0.5"}
-    assert len({line.colour for line in lines}) == 2
+    # In the legend, and drawn strongly, is the one that ends lowest.
+    named = {line.label: line for line in lines if line.label}
+    assert named.keys() == {"pre-norm", "DeepLoop p=0.5"}
+    assert {line.colour for line in lines} == {line.colour for line in named.values()}
+    assert {line.strength for line in lines if not line.label} < {line.strength for line in lines}
+    assert {line.y[-1] for line in named.values()} == {min(line.y[-1] for line in lines)}
 
 
 def test_curves_have_the_validations_as_points(tmp_path):
@@ -293,7 +298,17 @@ def test_curves_have_the_validations_as_points(tmp_path):
     expected = [(line["step"], line["loss"]) for line in read_metrics(tmp_path / "run", "validation")]
     assert [*zip(points.x, points.y, strict=True)] == expected
     assert points.colour == training.colour
-    assert chart.panels[0].level == (FLOOR, "unigram floor")
+    assert chart.panels[0].level == (FLOOR, f"unigram floor {FLOOR:.2f}")
+
+
+def test_curves_are_scaled_to_what_follows_the_start(tmp_path):
+    write_run(tmp_path / "run")
+    (chart,) = curves(find_runs((tmp_path,)), Histories())
+    low, high = chart.panels[0].y_range
+    points = [pair for line in chart.panels[0].lines for pair in zip(line.x, line.y, strict=True)]
+    last = max(x for x, _ in points)
+    later = [y for x, y in points if x >= last / 10]
+    assert low < min(later) <= max(later) < high < max(y for _, y in points)
 
 
 def test_curves_have_a_panel_for_each_r(tmp_path):

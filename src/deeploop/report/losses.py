@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -38,9 +39,15 @@ def comparisons(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
+START = 0.1  # of the steps: a scale from there on shows what runs differ in
+FAINT = 0.25
+
+
 def curves(runs: Sequence[Run], histories: Histories) -> list[Chart]:
     """Plot the training loss of every run, a panel for each R; validations are points, the unigram floor is
     dashed.
+
+    Of the cells that share a name in the legend, those that do not end lowest are faint.
     """
     charts: list[Chart] = []
     for title, own in comparisons(runs).items():
@@ -50,32 +57,41 @@ def curves(runs: Sequence[Run], histories: Histories) -> list[Chart]:
         by_rounds: dict[Any, list[Cell]] = {}
         for cell in cells(shown):
             by_rounds.setdefault(cell.first.fields.get("model.rounds"), []).append(cell)
-        groups = [cell for R in sorted(by_rounds, key=lambda R: R or 0) for cell in by_rounds[R]]
+        by_rounds = dict(sorted(by_rounds.items(), key=lambda item: item[0] or 0))
+        groups = [cell for found in by_rounds.values() for cell in found]
         named = dict(zip(map(id, groups), labels(groups, but=("model.rounds",)), strict=True))
         called = in_legend(named.values())
         named = {key: called[name] for key, name in named.items()}
         look = looks(named.values())
         panels = []
-        for R in sorted(by_rounds, key=lambda R: R or 0):
-            lines = [line for cell in by_rounds[R] for line in _curve(cell, named[id(cell)], look, histories)]
-            floors = [run.validation["floor"] for cell in by_rounds[R] for run in cell.runs
-                      if run.validation.get("floor")]  # fmt: skip
-            unit = by_rounds[R][0].first.unit
+        for R, found in by_rounds.items():
+            lowest = _lowest(found, named, histories)
+            lines = [
+                line
+                for cell in found
+                for line in _curve(cell, named[id(cell)], look, histories, faint=id(cell) not in lowest)
+            ]
+            floors = [
+                run.validation["floor"] for cell in found for run in cell.runs if run.validation.get("floor")
+            ]
             panels.append(
                 Panel(
                     lines,
                     f"R = {R}" if len(by_rounds) > 1 else "",
                     "training step",
-                    f"loss (nats per {unit})",
-                    level=(floors[0], "unigram floor") if floors else None,
+                    f"loss (nats per {found[0].first.unit})",
+                    level=(floors[0], f"unigram floor {floors[0]:.2f}") if floors else None,
                 )
             )
-        caption = f"Training loss (lines, means of 5) and validation loss (points): {title}."
+        y_range = _after_the_start([line for panel in panels for line in panel.lines])
+        caption = f"Training loss (lines, means of up to 5) and validation loss (points): {title}."
+        if len({*named.values()}) < len(groups):
+            caption += " Faint: settings of a method that do not end lowest."
         charts.append(
             Chart(
                 f"curves-{letter(len(charts)).lower()}",
                 caption,
-                panels,
+                [replace(panel, y_range=y_range) for panel in panels],
                 2 if len(panels) == 4 else 3,
                 height=4,
             )
@@ -83,17 +99,47 @@ def curves(runs: Sequence[Run], histories: Histories) -> list[Chart]:
     return charts
 
 
-def _curve(cell: Cell, name: str, look: Mapping[str, tuple[str, str]], histories: Histories) -> list[Line]:
+def _lowest(found: Sequence[Cell], named: Mapping[int, str], histories: Histories) -> set[int]:
+    """The ids of the cells with the lowest final loss of their name."""
+    best: dict[str, tuple[float, int]] = {}
+    for cell in found:
+        losses = cell.losses(histories)
+        own = fmean(losses) if losses else math.inf, id(cell)
+        best[named[id(cell)]] = min(own, best.get(named[id(cell)], own))
+    return {one for _, one in best.values()}
+
+
+def _after_the_start(lines: Sequence[Line]) -> tuple[float, float]:
+    """The range of the losses without those of the first steps."""
+    last = max(max(line.x) for line in lines)
+    losses = [y for line in lines for x, y in zip(line.x, line.y, strict=True) if x >= START * last]
+    low, high = min(losses), max(losses)
+    room = 0.05 * (high - low or 1)
+    return low - room, high + room
+
+
+def _curve(
+    cell: Cell, name: str, look: Mapping[str, tuple[str, str]], histories: Histories, *, faint: bool
+) -> list[Line]:
     colour, dashes = look[name]
+    strength = FAINT if faint else 0.9
     lines = []
     for run in cell.runs:
         steps, losses = zip(*histories[run].curve, strict=True)
-        lines.append(Line(steps, running_mean(losses, 5), name, colour, dashes, 1.3, strength=0.9))
+        smooth = running_mean(losses, _window(steps))
+        lines.append(Line(steps, smooth, "" if faint else name, colour, dashes, 1.3, strength=strength))
         points = [(one["step"], one["loss"]) for one in histories[run].validations if one.get("loss")]
         if points:
             steps, losses = zip(*points, strict=True)
-            lines.append(Line(steps, losses, colour=colour, style=".", size=5))
+            lines.append(Line(steps, losses, colour=colour, style=".", size=5, strength=strength))
     return lines
+
+
+def _window(steps: Sequence[int]) -> int:
+    """Number of logged losses to average: at most 5, over at most a twentieth of the run, so that a curve
+    hardly lags.
+    """
+    return max(1, min(5, len(steps) // 20))
 
 
 AXES = {"model.rounds": ("rounds", "rounds R"), "optim.peak_lr": ("rate", "peak learning rate")}
