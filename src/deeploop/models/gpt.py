@@ -324,6 +324,19 @@ class LoopedGPT(nn.Module):
             return visit - self.visits + self.slots
         return first + (visit - first) % (kept * len(self.blocks))
 
+    @property
+    def budget_warning(self) -> str | None:
+        """What the key-value budget breaks, in one line; None if the model has all that its loop needs.
+
+        With an injection the state settles, and its last rounds can stand for all.
+        """
+        if self.kept_rounds == self.rounds or self.config.injection != "none":
+            return None
+        return (
+            f"cache_rounds={self.cache_rounds}: expect much worse text; "
+            f"a loop without injection needs the keys and values of all {self.rounds} rounds"
+        )
+
     def set_cache_rounds(self, budget: int | None) -> None:
         """Keep keys and values of `budget` rounds in new caches; None keeps all.
 
