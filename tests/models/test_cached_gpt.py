@@ -139,8 +139,10 @@ def test_a_budget_of_all_rounds_is_the_uncached_model(rounds, budget, tokens):
 def test_a_budget_is_warned_of_unless_the_loop_has_an_injection(parts, budget, warned):
     model = build(**parts)
     model.set_cache_rounds(budget)
-    needs = "a loop without injection needs the keys and values of all 3 rounds"
-    expected = f"cache_rounds={budget}: expect much worse text; {needs}"
+    expected = (
+        f"cache_rounds={budget}: a loop without injection may write much worse text without all 3 rounds; "
+        f"deeploop validate RUN --cache-rounds {budget} all measures it"
+    )
     assert model.budget_warning == (expected if warned else None)
 
 

@@ -70,8 +70,8 @@ def test_generate_needs_no_run(elsewhere, capsys):
 def test_a_cache_of_fewer_rounds_is_warned_of(elsewhere, capsys, caplog):
     words = ["generate", "--prompt", "def ", "--max-tokens", "3", "--cache-rounds"]
     warning = (
-        "cache_rounds=1: expect much worse text; "
-        "a loop without injection needs the keys and values of all 3 rounds"
+        "cache_rounds=1: a loop without injection may write much worse text without all 3 rounds; "
+        "deeploop validate RUN --cache-rounds 1 all measures it"
     )
     assert main([*words, "1"]) == 0
     assert capsys.readouterr().err.splitlines()[1:] == [f"warning: {warning}"]

@@ -326,15 +326,16 @@ class LoopedGPT(nn.Module):
 
     @property
     def budget_warning(self) -> str | None:
-        """What the key-value budget breaks, in one line; None if the model has all that its loop needs.
+        """What the key-value budget may cost, in one line; None if it is no risk.
 
         With an injection the state settles, and its last rounds can stand for all.
         """
         if self.kept_rounds == self.rounds or self.config.injection != "none":
             return None
+        budget, rounds = self.cache_rounds, self.rounds
         return (
-            f"cache_rounds={self.cache_rounds}: expect much worse text; "
-            f"a loop without injection needs the keys and values of all {self.rounds} rounds"
+            f"cache_rounds={budget}: a loop without injection may write much worse text without all {rounds} "
+            f"rounds; deeploop validate RUN --cache-rounds {budget} all measures it"
         )
 
     def set_cache_rounds(self, budget: int | None) -> None:

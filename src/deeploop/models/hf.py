@@ -148,7 +148,7 @@ def drop_padding(gpt: LoopedGPT) -> None:
 
 
 def keep_rounds(gpt: LoopedGPT, budget: int | None) -> None:
-    """Set the key-value budget, with a warning if the model does not work with it."""
+    """Set the key-value budget, with a warning if the model may not work with it."""
     gpt.set_cache_rounds(budget)
     if gpt.budget_warning:
         logging.getLogger(__name__).warning(gpt.budget_warning)
