@@ -129,6 +129,23 @@ def test_a_budget_of_all_rounds_is_the_uncached_model(rounds, budget, tokens):
     torch.testing.assert_close(decoded_by_hand(model, tokens, rounds)[0], expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("parts", "budget", "warned"),
+    [
+        *[({}, 1, True), ({}, 2, True), ({}, 3, False), ({}, None, False)],
+        *[({"prelude": 1, "coda": 1}, 1, True), (PARTS, 1, False)],
+    ],
+)
+def test_a_budget_is_warned_of_unless_the_loop_has_an_injection(parts, budget, warned):
+    model = build(**parts)
+    model.set_cache_rounds(budget)
+    expected = (
+        f"cache_rounds={budget}: a loop without injection may write much worse text without all 3 rounds; "
+        f"deeploop validate RUN --cache-rounds {budget} all measures it"
+    )
+    assert model.budget_warning == (expected if warned else None)
+
+
 def test_the_memory_of_a_budget_is_that_of_its_slots(tokens):
     model, taken = build(rounds=4), {}
     for budget in (1, 2, None):

@@ -183,6 +183,17 @@ def test_a_budget_of_rounds_is_ours_token_for_token(budget, first_state, tmp_pat
     assert model(padded, output_hidden_states=True, use_cache=False).hidden_states is not None
 
 
+@pytest.mark.parametrize("injection", ["none", "linear"])
+def test_loading_with_a_budget_that_breaks_the_model_is_warned_of_once(injection, tmp_path, caplog):
+    DeepLoopForCausalLM.from_gpt(make_gpt(**RECURRENT | {"injection": injection})).save_pretrained(tmp_path)
+    model = DeepLoopForCausalLM.from_pretrained(tmp_path, cache_rounds=1)
+    model(torch.tensor([[1, 2]]))
+    expected = [model.model.gpt.budget_warning] if injection == "none" else []
+    assert [text for text in caplog.messages if "cache_rounds" in text] == expected
+    model.set_cache_rounds(2)
+    assert len([text for text in caplog.messages if "cache_rounds" in text]) == 2 * len(expected)
+
+
 def test_what_a_budget_cannot_be_is_an_error_of_one_line():
     model = DeepLoopForCausalLM.from_gpt(make_gpt())
     with pytest.raises(ValueError, match=r"^cache_rounds=0: must be at least 1"):

@@ -67,6 +67,23 @@ def test_generate_needs_no_run(elsewhere, capsys):
     assert capsys.readouterr().out == captured.out
 
 
+def test_a_cache_of_fewer_rounds_is_warned_of(elsewhere, capsys, caplog):
+    words = ["generate", "--prompt", "def ", "--max-tokens", "3", "--cache-rounds"]
+    warning = (
+        "cache_rounds=1: a loop without injection may write much worse text without all 3 rounds; "
+        "deeploop validate RUN --cache-rounds 1 all measures it"
+    )
+    assert main([*words, "1"]) == 0
+    assert capsys.readouterr().err.splitlines()[1:] == [f"warning: {warning}"]
+    assert main([*words, "3"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    pytest.importorskip(
+        "transformers", reason='needs transformers: pip install -c constraints.txt -e ".[hf]"'
+    )
+    assert main(["export", "shipped", "exported", "--cache-rounds", "1"]) == 0
+    assert caplog.messages.count(warning) == 1
+
+
 def test_a_folder_of_that_name_comes_first(elsewhere):
     assert resolve("shipped") == FOLDER
     (elsewhere / "shipped").mkdir()

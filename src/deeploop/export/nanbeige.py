@@ -69,9 +69,11 @@ def require_fitting(config: GPTConfig) -> None:
     found += [(name, value) for name, value in FITTING.items() if getattr(config, name) != value]
     if found:
         has = ", ".join(f"model.{name}={getattr(config, name)}" for name, _ in found)
+        flags = [_flag(name, value) for name, value in found]
+        if not config.unigram_bias:  # a model trained anew has it by its recipe
+            flags.append(_flag("unigram_bias", False))
         raise ValueError(
-            f"{has}: not in Nanbeige's format; a model that fits is trained with "
-            f"{' '.join(_flag(name, value) for name, value in found)}"
+            f"{has}: not in Nanbeige's format; a model that fits is trained with {' '.join(flags)}"
         )
 
 

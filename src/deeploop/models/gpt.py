@@ -324,6 +324,20 @@ class LoopedGPT(nn.Module):
             return visit - self.visits + self.slots
         return first + (visit - first) % (kept * len(self.blocks))
 
+    @property
+    def budget_warning(self) -> str | None:
+        """What the key-value budget may cost, in one line; None if it is no risk.
+
+        With an injection the state settles, and its last rounds can stand for all.
+        """
+        if self.kept_rounds == self.rounds or self.config.injection != "none":
+            return None
+        budget, rounds = self.cache_rounds, self.rounds
+        return (
+            f"cache_rounds={budget}: a loop without injection may write much worse text without all {rounds} "
+            f"rounds; deeploop validate RUN --cache-rounds {budget} all measures it"
+        )
+
     def set_cache_rounds(self, budget: int | None) -> None:
         """Keep keys and values of `budget` rounds in new caches; None keeps all.
 

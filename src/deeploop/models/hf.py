@@ -7,6 +7,7 @@ A folder that `save_pretrained` writes carries its own code (`hf_source`), so th
 `trust_remote_code=True` it loads where deeploop is not installed.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -146,6 +147,13 @@ def drop_padding(gpt: LoopedGPT) -> None:
         gpt.head.out_features = words
 
 
+def keep_rounds(gpt: LoopedGPT, budget: int | None) -> None:
+    """Set the key-value budget, with a warning if the model may not work with it."""
+    gpt.set_cache_rounds(budget)
+    if gpt.budget_warning:
+        logging.getLogger(__name__).warning(gpt.budget_warning)
+
+
 class DeepLoopModel(DeepLoopPreTrainedModel):
     """A LoopedGPT without its readout.
 
@@ -177,7 +185,7 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
         if gpt.rounds != config.rounds:
             gpt.set_rounds(config.rounds, recompute_alpha=config.recompute_alpha)
         if gpt.cache_rounds != config.cache_rounds:
-            gpt.set_cache_rounds(config.cache_rounds)
+            keep_rounds(gpt, config.cache_rounds)
 
     @can_return_tuple
     def forward(
@@ -354,7 +362,7 @@ class DeepLoopForCausalLM(DeepLoopPreTrainedModel, GenerationMixin):
 
     def set_cache_rounds(self, budget: int | None) -> None:
         """Set the key-value budget, as `LoopedGPT.set_cache_rounds`; caches made before no longer fit."""
-        self.model.gpt.set_cache_rounds(budget)
+        keep_rounds(self.model.gpt, budget)
         self.config.cache_rounds = budget
 
     def generate(self, *args: Any, rounds: int | None = None, **kwargs: Any) -> Any:
