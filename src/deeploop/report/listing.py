@@ -121,8 +121,13 @@ def columns(runs: Sequence[Run]) -> Columns:
 
 
 def setting_columns(runs: Sequence[Run], but: Sequence[str] = ()) -> Columns:
-    """Return the settings in which these runs differ, the most interesting first."""
-    names = sorted(differing(runs), key=lambda name: (*FOREMOST, name).index(name))
+    """Return the settings in which these runs differ, or the main ones of a single run, the most
+    interesting first.
+    """
+    known = differing(runs)
+    if len(runs) == 1:  # its steps are a column of their own
+        known = [name for name in FOREMOST if name in runs[0].fields and name != "optim.steps"]
+    names = sorted(known, key=lambda name: (*FOREMOST, name).index(name))
 
     def column(name: str) -> Callable[[Run], str]:
         return lambda run: (
