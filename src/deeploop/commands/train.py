@@ -18,6 +18,7 @@ from deeploop.config.run import RunConfig
 from deeploop.config.short_names import GROUPS, SHORT, full_words
 from deeploop.exits import memory_advice
 from deeploop.files import read_table
+from deeploop.runs.endings import outcome
 from deeploop.runs.folder import (
     check_folder,
     check_kind,
@@ -129,8 +130,10 @@ def main(arguments: list[str]) -> int:
     if result is None or not is_first_rank:
         return code
     if result["ended"] != "stopped" or QUIET in switches:  # that was said already
+        found = outcome(result)
         print(
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"
+            + f", {found}" * (found not in (None, result["ended"]))
         )
     return code
 
