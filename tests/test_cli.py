@@ -338,8 +338,10 @@ def test_a_corpus_too_small_for_a_recipe_is_answered_with_commands_to_choose_fro
     assert second == f"train tiny --data {corpus}"
     assert main([*second.split(), "--dry-run", "--device", "cpu"]) == 0
     assert "steps: 114, 10 epochs" in capsys.readouterr().out
+    _, elsewhere = re.findall(r"`deeploop (.*?)`", refused([*first.split()[:4], "--out", "runs/mine"]))
+    assert elsewhere == f"train tiny --data {corpus} --out runs/mine"
     (once, again) = re.findall(r"`deeploop (.*?)`", refused([*second.split(), "--batch", "32"]))
-    assert again == f"train tiny --steps 300 --data {corpus}"
+    assert again == f"train tiny --data {corpus} --optim.batch 32 --steps 300"
     assert main([*once.split(), "--dry-run", "--device", "cpu"]) == 0
     assert "10.0 epochs" in capsys.readouterr().out
 

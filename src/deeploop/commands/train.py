@@ -349,11 +349,16 @@ def with_steps_of_corpus(config: Any, words: list[str], recipe: str) -> tuple[An
         replaced = ("--data.path", "--data.mix", "--optim.batch", "--optim.warmup-steps")
         kept = shlex.join(_other_than(words, replaced))
         fitted = f"{kept} --batch {batch} --steps {fewer} --warmup {fewer // 5}".strip()
-        other = f"train {recipe} --steps {optim.steps}" if recipe == "tiny" else "train tiny"
         command = shlex.join(source)
+        if recipe == "tiny":
+            typed = shlex.join(_other_than(words, ("--data.path", "--data.mix")))
+            other = " ".join(filter(None, ("tiny", command, typed, f"--steps {optim.steps}")))
+        else:
+            out = ("--out", str(config.out)) if _names(words, "--out") else ()
+            other = shlex.join(("tiny", *source, *out))
         raise ValueError(
             f"{known}; choose `deeploop train {recipe} {command} {fitted}` ({EPOCHS} epochs) "
-            f"or `deeploop {other} {command}`"
+            f"or `deeploop train {other}`"
         )
     warm = (
         optim.warmup_steps if _names(words, "--optim.warmup-steps") else min(optim.warmup_steps, steps // 5)
