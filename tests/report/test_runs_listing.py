@@ -221,6 +221,7 @@ def test_a_single_run_shows_its_main_settings(tmp_path):
     found = headings(tmp_path, 200)[200]
     main = ["rule", "rounds", "blocks", "width", "peak_lr", "warmup_steps", "path"]
     assert found[: found.index("seed")] == ["run", *main]
+    assert run(RunsArgs((tmp_path,)), 200).splitlines()[-1] == "loss: nats per GPT-2 token"
 
 
 def headings(folder, *widths):
