@@ -135,7 +135,7 @@ def test_a_mistake_is_one_line(refused, arguments, message):
             "recommend --blocks 4 --rounds 8 --width 9 --tokens x --batch 8",
             ["--tokens=x: must be a number"],
         ),
-        ("recommend --blocks 4 --rounds 8 --width 9999 --tokens 1e9 --batch 8", ["width=9999: our runs"]),
+        ("recommend --blocks 4 --rounds 8 --width 9999 --tokens 1e9 --batch 8", ["width=9999 (our runs"]),
         ("train tiny --optim.peak-lr fast", ["--lr=fast: must be a number"]),
         ("train tiny --model.rule sideways", ["model.rule=sideways: must be one of deeploop, "]),
         ("train tiny --model.rule averged", ["; perhaps averaged"]),
@@ -338,8 +338,10 @@ def test_a_corpus_too_small_for_a_recipe_is_answered_with_commands_to_choose_fro
     assert second == f"train tiny --data {corpus}"
     assert main([*second.split(), "--dry-run", "--device", "cpu"]) == 0
     assert "steps: 114, 10 epochs" in capsys.readouterr().out
+    _, elsewhere = re.findall(r"`deeploop (.*?)`", refused([*first.split()[:4], "--out", "runs/mine"]))
+    assert elsewhere == f"train tiny --data {corpus} --out runs/mine"
     (once, again) = re.findall(r"`deeploop (.*?)`", refused([*second.split(), "--batch", "32"]))
-    assert again == f"train tiny --steps 300 --data {corpus}"
+    assert again == f"train tiny --data {corpus} --optim.batch 32 --steps 300"
     assert main([*once.split(), "--dry-run", "--device", "cpu"]) == 0
     assert "10.0 epochs" in capsys.readouterr().out
 
@@ -437,7 +439,7 @@ def test_a_quiet_run_prints_its_last_line(train_arguments, tmp_path, capsys):
     assert main(train_arguments(out, "--quiet")) == 0
     captured = capsys.readouterr()
     (line,) = captured.out.splitlines()
-    assert line.startswith(f"finished at step 6: {out}, last validation ")
+    assert re.fullmatch(rf"finished at step 6: {out}, last validation \d\.\d{{4}}, (escaped|undecided)", line)
     assert captured.err == ""
     assert main(train_arguments(out, "--quiet")) == 2
     assert "already holds a run" in capsys.readouterr().err

@@ -66,6 +66,16 @@ def test_averaged_weights_that_are_near_the_start_are_said(trained, tmp_path, co
     )
 
 
+def test_a_training_too_short_for_its_averaged_weights_is_warned_of(trained, tmp_path, capsys):
+    words = f"train trm-sudoku4 --data {trained / 'sudoku'} --out {tmp_path / 'run'} --dry-run --device cpu"
+    said = (
+        "which stay near the start: they average over about 1,000 steps, and the run has 999; set a smaller"
+    )
+    for steps, warned in ((999, True), (1000, False)):
+        assert main([*words.split(), "--steps", str(steps)]) == 0
+        assert (said in capsys.readouterr().out) == warned
+
+
 def test_validate_names_the_command_that_scores_a_reasoner(trained, capsys):
     run = trained / "trm"
     assert main(["validate", str(run)]) == 2

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import signal
 
 import pytest
@@ -45,6 +46,25 @@ def test_an_edit_of_the_same_size_is_seen(prepare_text, text):
     code, _, error = prepare_text()
     assert code == 2
     assert "holds a corpus of other text, though of the same names and sizes" in error
+
+
+def test_fewer_held_out_tokens_than_asked_for_are_explained(text, tmp_path, capsys):
+    """1,840 tokens: 100 can be held out, 1,000 not."""
+    for wanted, why in (
+        (100, ""),
+        (1_000, r" \(at most a tenth of the text; --validation-tokens is 1,000\)"),
+    ):
+        words = [
+            "--tokenizer",
+            "bytes",
+            "--validation-tokens",
+            str(wanted),
+            "--out",
+            str(tmp_path / str(wanted)),
+        ]
+        assert main(["prepare", "text", str(text), *words]) == 0
+        held = int(re.search(rf"([\d,]+) validation{why}; ", capsys.readouterr().out)[1])
+        assert held == (115 if wanted == 100 else 184)
 
 
 def test_a_corpus_of_before_text_was_hashed_is_recognised_in_so_many_words(prepare_text, tmp_path):

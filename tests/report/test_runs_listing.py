@@ -216,6 +216,14 @@ def test_a_state_stays_unless_it_is_the_same_in_all_and_the_rule_is_the_first_se
     assert found[48] == ["run", "rule", "rounds", "step", "state", "loss"]
 
 
+def test_a_single_run_shows_its_main_settings(tmp_path):
+    write_run(tmp_path / "a", rounds=3, width=32)
+    found = headings(tmp_path, 200)[200]
+    main = ["rule", "rounds", "blocks", "width", "peak_lr", "warmup_steps", "path"]
+    assert found[: found.index("seed")] == ["run", *main]
+    assert run(RunsArgs((tmp_path,)), 200).splitlines()[-1] == "loss: nats per GPT-2 token"
+
+
 def headings(folder, *widths):
     return {width: run(RunsArgs((folder,)), width).splitlines()[0].split() for width in widths}
 
@@ -243,7 +251,7 @@ def test_each_kind_of_run_has_a_table_with_its_own_settings(tmp_path):
     assert found == {
         "language models": ["run", "rounds"],
         "reasoners": ["run", "rule"],
-        "task later": ["run", "seed"],
+        "task later": ["run", "rule"],  # a single run
         "iterated tasks": ["run", "task"],
         "tasks of your own": ["run", "seed"],
     }

@@ -18,6 +18,7 @@ from deeploop.config.run import RunConfig
 from deeploop.config.short_names import GROUPS, SHORT, full_words
 from deeploop.exits import memory_advice
 from deeploop.files import read_table
+from deeploop.runs.endings import outcome
 from deeploop.runs.folder import (
     check_folder,
     check_kind,
@@ -129,8 +130,10 @@ def main(arguments: list[str]) -> int:
     if result is None or not is_first_rank:
         return code
     if result["ended"] != "stopped" or QUIET in switches:  # that was said already
+        found = outcome(result)
         print(
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"
+            + f", {found}" * (found not in (None, result["ended"]))
         )
     return code
 
@@ -346,11 +349,16 @@ def with_steps_of_corpus(config: Any, words: list[str], recipe: str) -> tuple[An
         replaced = ("--data.path", "--data.mix", "--optim.batch", "--optim.warmup-steps")
         kept = shlex.join(_other_than(words, replaced))
         fitted = f"{kept} --batch {batch} --steps {fewer} --warmup {fewer // 5}".strip()
-        other = f"train {recipe} --steps {optim.steps}" if recipe == "tiny" else "train tiny"
         command = shlex.join(source)
+        if recipe == "tiny":
+            typed = shlex.join(_other_than(words, ("--data.path", "--data.mix")))
+            other = " ".join(filter(None, ("tiny", command, typed, f"--steps {optim.steps}")))
+        else:
+            out = ("--out", str(config.out)) if _names(words, "--out") else ()
+            other = shlex.join(("tiny", *source, *out))
         raise ValueError(
             f"{known}; choose `deeploop train {recipe} {command} {fitted}` ({EPOCHS} epochs) "
-            f"or `deeploop {other} {command}`"
+            f"or `deeploop train {other}`"
         )
     warm = (
         optim.warmup_steps if _names(words, "--optim.warmup-steps") else min(optim.warmup_steps, steps // 5)

@@ -121,8 +121,13 @@ def columns(runs: Sequence[Run]) -> Columns:
 
 
 def setting_columns(runs: Sequence[Run], but: Sequence[str] = ()) -> Columns:
-    """Return the settings in which these runs differ, the most interesting first."""
-    names = sorted(differing(runs), key=lambda name: (*FOREMOST, name).index(name))
+    """Return the settings in which these runs differ, or the main ones of a single run, the most
+    interesting first.
+    """
+    known = differing(runs)
+    if len(runs) == 1:  # its steps are a column of their own
+        known = [name for name in FOREMOST if name in runs[0].fields and name != "optim.steps"]
+    names = sorted(known, key=lambda name: (*FOREMOST, name).index(name))
 
     def column(name: str) -> Callable[[Run], str]:
         return lambda run: (
@@ -153,13 +158,15 @@ def loss_columns(runs: Sequence[Run], loss: Callable[[Run], float | None]) -> Co
 def fitted(runs: Sequence[Run], width: int | None) -> str:
     """Keep all columns that fit; settings that all runs share, and columns left out, are named below."""
     table = runs_table(runs)
+    units = sorted({run.unit for run in runs if run.validation.get("loss") is not None})
+    notes = [f"loss: nats per {units[0]}"] if len(units) == 1 else []
     if width is None or table.width <= width:
-        return table.text()
+        return "\n".join([table.text(), *notes])
     alike = [
         name for name in SHARED if name in table.header and len(runs) > 1 and len({*table.column(name)}) == 1
     ]
     same = [f"{name} {table.column(name)[0]}" for name in alike]
-    notes = [f"the same in all: {', '.join(same)}"] if same else []
+    notes += [f"the same in all: {', '.join(same)}"] if same else []
     table, dropped = table.without(alike), list[str]()
     for heading in (*EXPENDABLE, "run", *reversed([*setting_columns(runs)]), "verdict", "state", "step"):
         if table.width <= width:

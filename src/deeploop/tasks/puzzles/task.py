@@ -246,8 +246,15 @@ class PuzzleTask(Task):
         return PuzzleScore(*sums.tolist()).means()
 
     def warnings(self) -> list[str]:
-        """Describe how an ARC training set, and the number of epochs, differ from the paper's."""
-        return arc_differences(self.puzzles, self.config.optim.steps, self.config.optim.batch)
+        """Describe a run too short for its averaged weights, and how ARC differs from the paper's."""
+        ema, steps = self.config.optim.ema, self.config.optim.steps
+        found = arc_differences(self.puzzles, steps, self.config.optim.batch)
+        if ema and 1 / (1 - ema) > steps:
+            found.append(
+                f"validations use averaged weights, which stay near the start: they average over about "
+                f"{1 / (1 - ema):,.0f} steps, and the run has {steps:,}; set a smaller --optim.ema ({ema:g})"
+            )
+        return found
 
     def describe(self, result: dict[str, Any]) -> str:
         """Format an evaluation in one line."""
