@@ -133,8 +133,8 @@ def check_data(folder: SweepFolder) -> None:
 
 def data_differences(folder: SweepFolder) -> list[str]:
     """List how the ARC sets of the cells, and their epochs, differ from the paper's."""
-    from deeploop.tasks.puzzles.data.sets import PuzzleSet  # imported here: --help needs no numpy
-    from deeploop.tasks.puzzles.task import arc_differences
+    from deeploop.tasks.puzzles.data.arc import arc_differences  # imported here: --help needs no numpy
+    from deeploop.tasks.puzzles.data.sets import PuzzleSet
 
     reasoners = [config for config in folder.configs.values() if isinstance(config, ReasonerTrainConfig)]
     trained = {(config.data.path, config.optim.steps, config.optim.batch) for config in reasoners}

@@ -31,9 +31,9 @@ from deeploop.runs.folder import (
 )
 from deeploop.tasks.options import DiagnoseArgs
 from deeploop.tasks.puzzles.config import ReasonerTrainConfig
+from deeploop.tasks.puzzles.data.sets import open_puzzles
 from deeploop.tasks.puzzles.load import load_reasoner
 from deeploop.tasks.puzzles.scoring import spread_rows
-from deeploop.tasks.puzzles.task import open_puzzles
 from deeploop.theory import Horizon
 from deeploop.train.distributed import open_world
 
@@ -108,9 +108,10 @@ def read_probe(
     """Held-out puzzles, spread evenly over the split, and a description of their source."""
     folder = args.data or config.data.path
     puzzles = open_puzzles(folder, "data")
-    found = puzzles.vocabulary, puzzles.length, puzzles.puzzle_ids
-    if found != model.shape:
-        raise ValueError(f"data={folder}: puzzles of shape {found}, the run has {tuple(model.shape)}")
+    if puzzles.shape != model.shape:
+        raise ValueError(
+            f"data={folder}: puzzles of shape {tuple(puzzles.shape)}, the run has {tuple(model.shape)}"
+        )
     count = args.sequences or -(-PROBE_POSITIONS // model.positions)
     tokens, labels, ids = (
         torch.from_numpy(rows).long().to(device) for rows in spread_rows(puzzles.test, count)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from deeploop.exits import memory_advice
-from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.paper.published import ARC_TASKS, ARC_VIEWS, VOTES
 from deeploop.report import plots, results
 from deeploop.report.plots import Chart, Line, Panel, graded
@@ -32,11 +31,11 @@ from deeploop.runs.folder import (
 )
 from deeploop.tasks.options import EvalArgs
 from deeploop.tasks.puzzles import gallery
-from deeploop.tasks.puzzles.data.sets import PuzzleSet
+from deeploop.tasks.puzzles.data.arc import arc_differences
+from deeploop.tasks.puzzles.data.sets import PuzzleSet, open_puzzles
 from deeploop.tasks.puzzles.load import load_reasoner
 from deeploop.tasks.puzzles.options import NOISE, ReasonerOptions
 from deeploop.tasks.puzzles.scoring import PuzzleScore, Solver, added, by_source, score, spread
-from deeploop.tasks.puzzles.task import arc_differences, open_puzzles
 from deeploop.tasks.puzzles.test_time import TaskVotes, by_passes, vote
 from deeploop.tasks.puzzles.voting import ladder
 from deeploop.train.checkpoint import read_state
@@ -114,9 +113,10 @@ def matching_puzzles(folder: Path, data: Path | None, checkpoint: Path) -> Puzzl
             f"data={path}: puzzles of hash {puzzles.hash:.12}…, {folder} was trained on {trained:.12}…; "
             "set --data to those"
         )
-    shape = PuzzleShape(puzzles.vocabulary, puzzles.length, puzzles.puzzle_ids)
-    if (own := puzzle_shape(folder)) != shape:
-        raise ValueError(f"{folder / 'run.json'}: made for puzzles of {own}, those in {path} are {shape}")
+    if (own := puzzle_shape(folder)) != puzzles.shape:
+        raise ValueError(
+            f"{folder / 'run.json'}: made for puzzles of {own}, those in {path} are {puzzles.shape}"
+        )
     return puzzles
 
 

@@ -9,11 +9,10 @@ from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.files import sha256_of, write_json
 from deeploop.models.public_reasoner import check_shape, config_of, is_hrm, our_names, read_public
 from deeploop.models.reasoner import Reasoner
-from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
 from deeploop.tasks.puzzles.data.arc_public import NAMES
+from deeploop.tasks.puzzles.data.sets import open_puzzles
 from deeploop.tasks.puzzles.options import ImportArgs
-from deeploop.tasks.puzzles.task import open_puzzles
 from deeploop.train.checkpoint import save_weights
 from deeploop.train.rundir import create_run, new_run
 
@@ -41,13 +40,12 @@ def run(args: ImportArgs) -> str:
             f"data={args.data}: not the build that the checkpoint's puzzle embeddings are numbered by; "
             "prepare that with `deeploop prepare arc --from-public FOLDER`"
         )
-    shape = PuzzleShape(puzzles.vocabulary, puzzles.length, puzzles.puzzle_ids)
     weights = our_names(public)
-    check_shape(weights, shape)
+    check_shape(weights, puzzles.shape)
     given = {"heads": args.heads, "low_cycles": (4 if arc else 6) if args.kind == "trm" else 2}
     asked = {name: getattr(args, name) for name in ("cycles", "low_cycles", "puzzle_positions")}
     given |= {name: value for name, value in asked.items() if value is not None}
-    model = Reasoner(config_of(weights, given, puzzles.length), shape)
+    model = Reasoner(config_of(weights, given, puzzles.length), puzzles.shape)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -61,7 +59,12 @@ def run(args: ImportArgs) -> str:
     )
     digest = sha256_of(args.checkpoint)
     imported = {"file": args.checkpoint.name, "sha256": digest}
-    stamp = {"task": args.kind, "puzzles": puzzles.hash, "shape": shape._asdict(), "imported": imported}
+    stamp = {
+        "task": args.kind,
+        "puzzles": puzzles.hash,
+        "shape": puzzles.shape._asdict(),
+        "imported": imported,
+    }
     with new_run(args.out) as part:
         create_run(replace(config, out=part), stamp, {})
         write_json(

@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 
 from deeploop.data.description import check_fields, digest, naming_damage, read_array, read_description
-from deeploop.files import atomic_file, refuse_other
+from deeploop.files import atomic_file, naming_field, refuse_other
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.tasks.puzzles.data.kinds import KINDS, PuzzleKind
 
 PUZZLE_FORMAT = 1
@@ -146,6 +147,11 @@ class PuzzleSet:
         return cls(folder=folder, views=views, train=train, test=test, facts=facts, **named)
 
     @property
+    def shape(self) -> PuzzleShape:
+        """The sizes that a model for these puzzles has."""
+        return PuzzleShape(self.vocabulary, self.length, self.puzzle_ids)
+
+    @property
     def sources(self) -> list[str]:
         """The names of the files that the puzzles come from, if recorded."""
         return list(self.facts["build"].get("sources", []))
@@ -169,6 +175,14 @@ class PuzzleSet:
                     raise ValueError(f"{name}_{what}: token {most}: must be below {self.vocabulary}")
         if check := KINDS[self.kind].check:
             check(self.vocabulary, self.length, self.views)
+
+
+def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:
+    """Open the puzzles of a folder and verify their hash; `field` is named in errors."""
+    with naming_field(field, path):
+        puzzles = PuzzleSet.open(path)
+        puzzles.verify()
+    return puzzles
 
 
 def write_puzzles(
