@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from deeploop.config.run import RunConfig
 from deeploop.paper import published
-from deeploop.report.tables import text_table
+from deeploop.report.tables import Table
 from deeploop.sweep.arguments import UTILIZATION
 from deeploop.sweep.grid import Cell, Grid
 from deeploop.tasks import task_class
@@ -36,8 +36,8 @@ class Cost(NamedTuple):
 
 def cost(config: RunConfig) -> Cost | None:
     """Return the cost of a run; None if its task can't tell."""
-    found = task_class(config.task).tokens_and_flops(config)
-    return found and Cost(*found)
+    counted = task_class(config.task).tokens_and_flops(config)
+    return counted and Cost(*counted)
 
 
 def papers_hours(grid: Grid, cell: Cell) -> float | None:
@@ -54,32 +54,31 @@ def table(grid: Grid, cells: list[Cell], utilization: float) -> str:
     """Make a table of every cell and their sum; – without a model of the cost, or a number in the paper."""
     costs = [cost(cell.config()) for cell in cells]
     papers = [papers_hours(grid, cell) for cell in cells]
-    rows = []
-    for cell, own, paper in zip(cells, costs, papers, strict=True):
-        figures = ["–"] * 4
-        if own:
-            hours = own.gpu_hours(utilization)
-            figures = [
-                f"{own.tokens:,}",
-                f"{own.flops_per_token / 1e9:.3f}",
-                short(own.flops / 1e12),
-                short(hours),
-            ]
-        rows.append([cell.name, *figures, short(paper)])
+    rows = [
+        [cell.name, *_figures(own, utilization), short(paper)]
+        for cell, own, paper in zip(cells, costs, papers, strict=True)
+    ]
     known = [own for own in costs if own]
-    tokens, hours = sum(own.tokens for own in known), sum(own.gpu_hours(utilization) for own in known)
+    hours = sum(own.gpu_hours(utilization) for own in known)
+    tokens = f"{sum(own.tokens for own in known):,}" if known else "–"
     sums = sum(own.flops for own in known) / 1e12, hours, sum(paper or 0.0 for paper in papers)
-    rows.append([f"{len(cells)} cells", f"{tokens:,}" if tokens else "–", "", *map(short, sums)])
-    small = 0 < hours < SMALL and not any(papers)
-    hidden = HOURS if small else ("TFLOP",)
-    shown = [i for i, name in enumerate(HEADER) if name not in hidden]
-    header, *lines = [[row[i] for i in shown] for row in (HEADER, *rows)]
-    return f"{text_table(header, lines)}\n\n{_note(small, utilization)} –: not known."
+    rows.append([f"{len(cells)} cells", tokens, "", *map(short, sums)])
+    is_small = 0 < hours < SMALL and not any(papers)
+    shown = Table("cost", "", HEADER, rows).without(HOURS if is_small else ["TFLOP"])
+    return f"{shown.text()}\n\n{_note(is_small, utilization)} –: not known."
 
 
-def _note(small: bool, utilization: float) -> str:
+def _figures(cost: Cost | None, utilization: float) -> list[str]:
+    """Format tokens, GFLOP a token, TFLOP and GPU-hours of a cell."""
+    if cost is None:
+        return ["–"] * 4
+    flops = f"{cost.flops_per_token / 1e9:.3f}", short(cost.flops / 1e12)
+    return [f"{cost.tokens:,}", *flops, short(cost.gpu_hours(utilization))]
+
+
+def _note(is_small: bool, utilization: float) -> str:
     counted = "6 a visited parameter, causal attention by half"
-    if small:
+    if is_small:
         return (
             f"TFLOP: of the training steps alone ({counted}); in all under {SMALL} hours of one {GPU}. "
             "How long that is here, the sweep says while it runs."
