@@ -29,8 +29,8 @@ from deeploop.models.gpt_config import GPTConfig
 from deeploop.report.tables import Table
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
+from deeploop.train.device import device_name
 from deeploop.train.distributed import open_world
-from deeploop.train.progress import device_name
 
 CACHES = {"dynamic": {}, "static": {"cache_implementation": "static", "disable_compile": True}}
 """transformers' caches: its default, and one of fixed size. Compiled, the second takes minutes per depth."""

@@ -25,8 +25,8 @@ from deeploop.models.gpt_config import GPTConfig
 from deeploop.report.tables import MISSING, Table, number
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
+from deeploop.train.device import device_name
 from deeploop.train.distributed import World, open_world
-from deeploop.train.progress import device_name
 
 TOKENIZERS = {257: "bytes", 50257: "gpt2"}
 

@@ -11,7 +11,7 @@ from deeploop.report.tables import Table
 from deeploop.sweep.arguments import UTILIZATION
 from deeploop.sweep.grid import Cell, Grid
 from deeploop.tasks import task_class
-from deeploop.train.progress import PEAK_FLOPS
+from deeploop.train.device import PEAK_FLOPS
 
 GPU = "H200"
 SMALL = 0.01  # GPU-hours below which a sweep is meant for a laptop, and its FLOPs are shown instead

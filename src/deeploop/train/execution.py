@@ -14,9 +14,9 @@ from torch import nn
 
 from deeploop.accelerate import install, known
 from deeploop.config.run import DeviceConfig
+from deeploop.train.device import device_name
 from deeploop.train.distributed import World, physical_blocks, uses_bf16
 from deeploop.train.optim import supports_conditional_step
-from deeploop.train.progress import device_name
 from deeploop.train.replay import MOST_GRAPHS
 
 Blocks = Literal["kernels", "compiled", "eager"]

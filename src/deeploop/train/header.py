@@ -8,8 +8,9 @@ from deeploop.rules import Rule
 from deeploop.tasks import task_class
 from deeploop.theory.scaling import Scales
 from deeploop.train.active import ActiveRun
+from deeploop.train.device import device_name
 from deeploop.train.memory import memory_of
-from deeploop.train.progress import device_name, hours_minutes_seconds
+from deeploop.train.progress import hours_minutes_seconds
 from deeploop.train.task import Task
 
 # What to do about a run that ends inside its warm-up.
