@@ -195,7 +195,7 @@ def solve_after(
     going = torch.arange(len(inputs), device=inputs.device)
     segments = torch.full_like(going, counts[-1])
     logits = q = None
-    found = []
+    answers = []
     for done in range(1, counts[-1] + 1):
         if len(going) or logits is None:
             segment = model(carry, inputs[going], puzzle[going])
@@ -209,5 +209,5 @@ def solve_after(
         if done in counts:
             assert logits is not None
             assert q is not None
-            found.append(Answers(logits.argmax(-1), logits.clone(), q.clone(), segments.clamp(max=done)))
-    return found
+            answers.append(Answers(logits.argmax(-1), logits.clone(), q.clone(), segments.clamp(max=done)))
+    return answers

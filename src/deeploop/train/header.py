@@ -192,11 +192,11 @@ def _notes(run: ActiveRun) -> list[str]:
 def _warnings(run: ActiveRun) -> list[str]:
     """Warnings about the plan, each with the option that changes it."""
     task = run.task
-    found = task.warnings()
+    texts = task.warnings()
     memory, whose = memory_of(run.world.device)
     if task.step_bytes > memory:
-        found.append(
+        texts.append(
             f"a step needs about {bytes_text(task.step_bytes)}, {whose} has {bytes_text(memory)}; "
             f"set a smaller --device.micro-batch (now {task.fit.micro_batch}), or --device.recompute block"
         )
-    return found
+    return texts

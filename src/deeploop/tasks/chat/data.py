@@ -169,8 +169,8 @@ def _are_conversations(split: ChatSplit) -> bool:
     return bool(ends and np.diff(bounds).min() >= 2)  # with these ends, no difference overflows
 
 
-def _compare(path: Path, found: str, wanted: str) -> None:
-    if found != wanted:
+def _compare(path: Path, sha256: str, wanted: str) -> None:
+    if sha256 != wanted:
         raise ValueError(
-            f"{path}: damaged: sha256 {found:.12}…, chat.json has {wanted:.12}…; prepare it again"
+            f"{path}: damaged: sha256 {sha256:.12}…, chat.json has {wanted:.12}…; prepare it again"
         )

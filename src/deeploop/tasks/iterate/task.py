@@ -157,10 +157,10 @@ def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]
     """
     inside = [cell for cell in sums if cell[1] <= trained] or [min(sums, key=lambda cell: cell[1])]
     mean = scores({(0, 0): torch.stack([sums[cell] for cell in inside]).sum(0)})[0, 0]
-    found = scores(sums)
-    beyond = [1 - score.cells for (_, steps), score in found.items() if steps > trained]
+    means = scores(sums)
+    beyond = [1 - score.cells for (_, steps), score in means.items() if steps > trained]
     lists = {
-        f"{name}_by_steps": [getattr(found[cell], name) for cell in sums]
+        f"{name}_by_steps": [getattr(means[cell], name) for cell in sums]
         for name in ("loss", "cells", "exact")
     }
     return {

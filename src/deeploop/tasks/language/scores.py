@@ -37,14 +37,14 @@ def deviations(settings: Record, stamp: Record) -> list[str]:
 
 def left_out(rows: Sequence[Record]) -> list[str]:
     """Describe the tasks with items that were not scored; the same items are left out at every R."""
-    found = {
+    counts = {
         (row["task"], row["shots"]): (row["left_out"], row["items"] + row["left_out"])
         for row in rows
         if "left_out" in row
     }
     return [
         f"{task}, {shots}-shot: {count:,} of {items:,} items left out, with an answer longer than the context"
-        for (task, shots), (count, items) in found.items()
+        for (task, shots), (count, items) in counts.items()
     ]
 
 

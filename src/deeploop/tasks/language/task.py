@@ -126,8 +126,8 @@ class LanguageTask(Task):
                 f"{self.corpus.tokenizer_name} tokens, which need model.vocabulary={self.corpus.vocabulary}; "
                 f"{self.other_vocabulary()}"
             )
-        found: Tokenizer = self.corpus.tokenizer()
-        return found
+        tokenizer: Tokenizer = self.corpus.tokenizer()
+        return tokenizer
 
     def other_vocabulary(self) -> str:
         """Advice for data with another vocabulary than the model's."""
@@ -288,33 +288,33 @@ class LanguageTask(Task):
 
     def warnings(self) -> list[str]:
         """Warn of a rule without the bias that it needs, many epochs, and costly validations."""
-        config, found = self.config, []
+        config, texts = self.config, []
         rule, begins = config.model.residual, not (config.resume or config.init_from)
         if rule.has_alpha and begins and not config.model.unigram_bias:
-            found.append(
+            texts.append(
                 f"without the unigram bias {rule.name} may collapse during warm-up; "
                 "add --model.unigram-bias (docs/escape.md)"
             )
         for corpus in self.corpus.corpora if isinstance(self.corpus, Mixture) else ():
             if shared := shared_documents(corpus):
-                found.append(
+                texts.append(
                     f"{corpus.folder}: {shared:,} of {corpus.documents('validation'):,} validation documents "
                     "are in the training text too, so the validation loss is too low; prepare the text again"
                 )
         if large := self.large_vocabulary():
-            found.append(large)
+            texts.append(large)
         epochs = config.optim.steps * self.targets_per_step / self.examples
         if epochs > MANY_EPOCHS:
             fewer = max(1, MANY_EPOCHS * self.examples // self.targets_per_step)
-            found.append(
+            texts.append(
                 f"the corpus is repeated {epochs:,.0f} times; for {MANY_EPOCHS} epochs use --steps {fewer}"
             )
         if self.validation_steps > (every := config.data.validate_every):
-            found.append(
+            texts.append(
                 f"a validation costs {self.validation_steps:,.0f} steps, and there is one every {every}; "
                 "set a larger --data.validate-every or fewer --data.validation-rounds"
             )
-        return found
+        return texts
 
     def large_vocabulary(self) -> str | None:
         """Warn of a vocabulary that is most of the model, naming other tokenizers."""

@@ -172,10 +172,10 @@ def solve_puzzles(
     if puzzles.kind != "arc":
         return solve_boards(solver, puzzles, effort, limit or len(split), scaling), []
     groups = spread(limit or len(split.groups), len(split.groups))
-    tasks, found = vote(solver, split, groups, effort, keep=gallery.VOTES_SHOWN)
+    tasks, total = vote(solver, split, groups, effort, keep=gallery.VOTES_SHOWN)
     return {
-        "examples": int(found.puzzles),
-        **found.means(),
+        "examples": int(total.puzzles),
+        **total.means(),
         "tasks": len(tasks),
         "inputs": sum(len(task.questions) for task in tasks),
         "most_views": max(task.votes for task in tasks) // effort.starts,
@@ -193,18 +193,18 @@ def solve_boards(
     one = len(puzzles.sources) < 2 or split.sources is None
     parts = {"": numbers} if one else by_source(puzzles, numbers)
     if scaling:  # each board is a group of its own
-        found = {name: vote(solver, split, own, effort, keep=1) for name, own in parts.items()}
+        solved = {name: vote(solver, split, own, effort, keep=1) for name, own in parts.items()}
     else:
-        found = {name: ([], score(solver, split.rows(own), progress=True)) for name, own in parts.items()}
-    tasks, scores = zip(*found.values(), strict=True)
+        solved = {name: ([], score(solver, split.rows(own), progress=True)) for name, own in parts.items()}
+    tasks, scores = zip(*solved.values(), strict=True)
     whole = board_scores(list(chain(*tasks)), added(list(scores)))
-    return whole if one else {**whole, "sources": {name: board_scores(*own) for name, own in found.items()}}
+    return whole if one else {**whole, "sources": {name: board_scores(*own) for name, own in solved.items()}}
 
 
-def board_scores(tasks: list[TaskVotes], found: PuzzleScore) -> dict[str, Any]:
+def board_scores(tasks: list[TaskVotes], total: PuzzleScore) -> dict[str, Any]:
     """Means over single answers, and the accuracy of the choice among them if there were votes."""
     chosen = {"tasks": len(tasks), "passes": by_passes(tasks)} if tasks else {}
-    return {"examples": int(found.puzzles), **found.means(), **chosen}
+    return {"examples": int(total.puzzles), **total.means(), **chosen}
 
 
 def deviations(record: dict[str, Any]) -> list[str]:

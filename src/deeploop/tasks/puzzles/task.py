@@ -148,13 +148,13 @@ class PuzzleTask(Task):
     def _check_slots(self, tensors: dict[str, Tensor]) -> None:
         """Raise ValueError unless the slots fit these puzzles and this model."""
         for name, tensor in self.slots.tensors().items():
-            found = tensors.get(name)
+            saved = tensors.get(name)
             shape = (self.config.optim.batch, *tensor.shape[1:])
-            if found is None or found.shape != shape:
-                theirs = "absent" if found is None else tuple(found.shape)
+            if saved is None or saved.shape != shape:
+                theirs = "absent" if saved is None else tuple(saved.shape)
                 raise ValueError(f"task.safetensors: {name} is {theirs}, must be {shape}")
-            if found.dtype != tensor.dtype and not (tensor.is_floating_point() and found.dtype in REAL):
-                raise ValueError(f"task.safetensors: {name} is of {found.dtype}, must be like {tensor.dtype}")
+            if saved.dtype != tensor.dtype and not (tensor.is_floating_point() and saved.dtype in REAL):
+                raise ValueError(f"task.safetensors: {name} is of {saved.dtype}, must be like {tensor.dtype}")
         bounds = {
             "inputs": self.shape.vocabulary,
             "labels": self.shape.vocabulary,
@@ -236,8 +236,8 @@ class PuzzleTask(Task):
                 world.device,
                 partial(arithmetic, config.device, world.device),
             )
-            found = score(solver, self.test, before_batch=on_batch)
-        sums = world.sum(torch.tensor(found, dtype=torch.float64, device=world.device))
+            own = score(solver, self.test, before_batch=on_batch)
+        sums = world.sum(torch.tensor(own, dtype=torch.float64, device=world.device))
         return PuzzleScore(*sums.tolist()).means()
 
     def warnings(self) -> list[str]:

@@ -37,13 +37,13 @@ class Ballot:
 
     def ranked(self, choose: Choice = "vote") -> list[Vote]:
         """Return all answers, best first."""
-        found = []
+        keyed = []
         for (shape, cells), own in self._confidences.items():
             count, mean = len(own), fsum(own) / len(own)  # fsum, as a plain sum depends on the order of votes
             first, second = (count, mean) if choose == "vote" else (max(own), count)
             vote = Vote(np.frombuffer(cells, dtype=np.uint8).reshape(shape), count, mean)
-            found.append(((-first, -second, shape, cells), vote))
-        return [vote for _, vote in sorted(found, key=itemgetter(0))]
+            keyed.append(((-first, -second, shape, cells), vote))
+        return [vote for _, vote in sorted(keyed, key=itemgetter(0))]
 
 
 def place_of(expected: np.ndarray, ranked: Sequence[Vote]) -> int | None:

@@ -238,15 +238,15 @@ def arc_differences(puzzles: PuzzleSet, steps: int | None, batch: int) -> list[s
 
 def differences_from_published(build: dict[str, Any]) -> list[str]:
     """List how a build's settings, as in puzzles.json, differ from the paper's arc-aug-1000."""
-    tasks, found = build.get("tasks"), []
+    tasks, differences = build.get("tasks"), []
     published = sum(PUBLISHED_TASKS.values())
     if isinstance(tasks, dict) and (total := sum(tasks.values())) != published:
         hint = ": without ConceptARC, which --concept-arc of `deeploop prepare arc` adds"
         lacks = hint if tasks.get("concept") == 0 else ""
-        found.append(f"built from {total} tasks, not the paper's {published}{lacks}")
+        differences.append(f"built from {total} tasks, not the paper's {published}{lacks}")
     if (views := build.get("augmentations")) != PUBLISHED_VIEWS:
-        found.append(f"at most {views} augmented views of a task, not the paper's {PUBLISHED_VIEWS:,}")
-    return found
+        differences.append(f"at most {views} augmented views of a task, not the paper's {PUBLISHED_VIEWS:,}")
+    return differences
 
 
 def steps_of_epochs(train: dict[str, int], batch: int) -> int:
