@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from deeploop.config.loop import HaltingConfig
-from deeploop.models.halting import PAD, Answers, answers_right, puzzle_loss, solve_after, wants_to_halt
+from deeploop.models.halting import PAD, Answers, answers_right, puzzle_loss, solve, wants_to_halt
 from deeploop.models.reasoner import Carry, Reasoner
 from deeploop.tasks.puzzles.data.sets import PuzzleSet, PuzzleSplit
 
@@ -64,7 +64,7 @@ class Solver:
         carry = self.model.initial(len(inputs)) if carry is None else carry
         puzzle = self.model.puzzle_rows(ids)
         with self.arithmetic():
-            read = solve_after(self.model, carry, inputs, puzzle, self.config, counts, adaptive=self.adaptive)
+            read = solve(self.model, carry, inputs, puzzle, self.config, counts, adaptive=self.adaptive)
         return [(answers, self._score(answers, labels)) for answers in read]
 
     def _score(self, answers: Answers, labels: torch.Tensor) -> PuzzleScore:
@@ -101,7 +101,7 @@ def trace(solver: Solver, inputs: np.ndarray, segments: int) -> list[Step]:
     tokens = torch.from_numpy(inputs[None]).to(solver.device, torch.long)
     counts, puzzle = range(1, segments + 1), model.puzzle_rows(tokens.new_zeros(1))
     with solver.arithmetic():
-        read = solve_after(model, model.initial(1), tokens, puzzle, solver.config, counts)
+        read = solve(model, model.initial(1), tokens, puzzle, solver.config, counts)
     return [
         Step(answers.tokens[0].cpu().numpy(), float(q[0].sigmoid()), bool(wants_to_halt(q, solver.config)))
         for answers in read
