@@ -47,8 +47,8 @@ from deeploop.nn.documents import (
 from deeploop.nn.kernels import on_hopper
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
+from deeploop.train.device import device_name
 from deeploop.train.distributed import World, open_world
-from deeploop.train.progress import device_name
 
 PARTS = ("attention", "training")
 # Queries and keys of a tile, tiles in flight, warps; by head size, for the kernels of `CUTS` in their order.

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deeploop.bench.timing import compile_reference, fast_attention, reference_model
+from deeploop.bench.reference import compile_reference, fast_attention, reference_model
 from deeploop.report.tables import text_table
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe

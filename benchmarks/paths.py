@@ -21,8 +21,8 @@ from deeploop.bench.timing import time_training
 from deeploop.bench.training import cells_of
 from deeploop.report.tables import text_table
 from deeploop.tasks.recipes import get_recipe
+from deeploop.train.device import device_name
 from deeploop.train.distributed import open_world
-from deeploop.train.progress import device_name
 
 EAGER = {"compile": "off"}
 ON_A_CPU: dict[str, dict[str, Any]] = {"eager modules": EAGER, "compiled blocks": {"compile": "on"}}

@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from deeploop.bench.options import BenchArgs
-from deeploop.bench.timing import reference_step
+from deeploop.bench.reference import reference_step
 from deeploop.bench.training import cells_of
 from deeploop.report.tables import text_table
 from deeploop.train.distributed import open_world

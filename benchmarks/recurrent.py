@@ -34,9 +34,9 @@ from deeploop.runs.folder import provenance
 from deeploop.tasks.language.config import RoundsConfig, TrainConfig
 from deeploop.tasks.language.recipes import gpt2_small, tiny
 from deeploop.tasks.language.task import LanguageTask
+from deeploop.train.device import device_name
 from deeploop.train.distributed import World, arithmetic, open_world
 from deeploop.train.opening import open_run
-from deeploop.train.progress import device_name
 from deeploop.train.steps import StepQueue
 from deeploop.train.stop import StopRequest
 from deeploop.train.task import set_rounds

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from deeploop.bench import training as bench_training
-from deeploop.bench.timing import Timing, reference_model
+from deeploop.bench.reference import reference_model
+from deeploop.bench.timing import Timing
 from deeploop.cli import main
 from deeploop.commands import prepare_puzzles
 from deeploop.models import GPTConfig, LoopedGPT

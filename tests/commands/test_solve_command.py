@@ -86,8 +86,9 @@ def test_every_segment_is_printed_and_marked(sudoku, say):
     model, config = load_reasoner(run)
     ids = torch.zeros(1, dtype=torch.long)
     inputs = torch.from_numpy(digits[None] + 1).long()
-    last = solve(model, model.initial(1), inputs, model.puzzle_rows(ids), config.halting).tokens[0]
-    assert before == "".join(" .1234"[token] for token in last.tolist())
+    halting, carry = config.halting, model.initial(1)
+    (last,) = solve(model, carry, inputs, model.puzzle_rows(ids), halting, [halting.segments])
+    assert before == "".join(" .1234"[token] for token in last.tokens[0].tolist())
     assert f"written: {run / 'solve.html'}" in out
     assert "\x1b" not in out
     page = (run / "solve.html").read_text()

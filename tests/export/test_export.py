@@ -26,7 +26,7 @@ from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.chat.template import DEFAULT, encode_segments, find_template
 from deeploop.tasks.iterate.load import load_iterate
 from deeploop.tasks.iterate.problems.examples import held_out
-from deeploop.train.initial import load_export, read_export
+from deeploop.train.from_export import load_export, read_export
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from iterate_runs import make_iterate_config

@@ -45,8 +45,9 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.runs.folder import load_config
 from deeploop.runs.packed import PACKED, unpack
 from deeploop.sweep.grid import read_grid
-from deeploop.tasks.chat.data import ChatSet, prepare_chat
+from deeploop.tasks.chat.data import ChatSet
 from deeploop.tasks.chat.loader import held_out_rows
+from deeploop.tasks.chat.prepare import prepare_chat
 from deeploop.tasks.chat.template import find_template
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.recipes import tiny

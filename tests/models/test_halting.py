@@ -185,7 +185,8 @@ def test_with_one_segment_there_is_no_next_one_to_learn_from():
 def test_solving_runs_all_segments_or_until_each_puzzle_wants_to_halt(adaptive):
     model = Counting()
     puzzle = tensor([1.0, 0.0], [3.0, 0.0], [9.0, 0.0])
-    found = solve(model, carry(3), torch.ones(3, 1, dtype=torch.long), puzzle, HRM, adaptive=adaptive)
+    inputs = torch.ones(3, 1, dtype=torch.long)
+    (found,) = solve(model, carry(3), inputs, puzzle, HRM, [HRM.segments], adaptive=adaptive)
     assert found.segments.tolist() == [1, 3, 4]
     assert found.tokens.flatten().tolist() == ([1, 3, 4] if adaptive else [4, 4, 4])
     assert [rows for rows, _ in model.calls] == ([3, 2, 2, 1] if adaptive else [3] * 4)

@@ -11,8 +11,9 @@ import pytest
 from deeploop.commands.prepare import main as prepare
 from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.tasks.chat.data import ChatSet, ChatSplit, cut_at_front, prepare_chat, read_conversations
+from deeploop.tasks.chat.data import ChatSet, ChatSplit
 from deeploop.tasks.chat.loader import ChatLoader, held_out_rows, pack_rows
+from deeploop.tasks.chat.prepare import cut_at_front, prepare_chat, read_conversations
 from deeploop.tasks.chat.template import CHATML, END, ChatTemplate, encode_segments, find_template, guarded
 
 BYTES = get_tokenizer("bytes")

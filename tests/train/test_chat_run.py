@@ -20,7 +20,7 @@ from deeploop.report.runs import read_run
 from deeploop.runs.folder import write_config
 from deeploop.tasks.chat.config import ChatDataConfig, ChatTrainConfig
 from deeploop.tasks.chat.conversation import Conversation
-from deeploop.tasks.chat.data import prepare_chat
+from deeploop.tasks.chat.prepare import prepare_chat
 from deeploop.tasks.chat.task import ChatTask
 from deeploop.tasks.chat.template import find_template
 from deeploop.tasks.recipes import get_recipe

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from deeploop.train import progress
-from deeploop.train.progress import Clock, Display, hours_minutes_seconds, peak_flops
+from deeploop.train.device import peak_flops
+from deeploop.train.progress import Clock, Display, hours_minutes_seconds
 
 
 def test_the_clock_counts_what_lies_between_start_and_stop(monkeypatch):

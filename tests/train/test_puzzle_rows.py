@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deeploop.tasks.puzzles.task import sign_sgd_
+from deeploop.tasks.puzzles.sign_sgd import sign_sgd_
 from deeploop.train.distributed import World
 from deeploop.train.opening import open_run
 from deeploop.train.steps import StepQueue

@@ -100,7 +100,7 @@ def test_fp8_knows_the_positions_at_once(make_puzzle_config, tmp_path):
     config = make_puzzle_config(tmp_path)
     task = PuzzleTask(config, ALONE)
     positions = task.shape.length + config.model.puzzle_positions
-    assert task.capabilities.tokens == task.micro_batch * positions
+    assert task.capabilities.tokens == task.fit.micro_batch * positions
     model = task.build()
     assert positions == model.positions
 

@@ -9,7 +9,7 @@ import copy
 import importlib.util
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -26,11 +26,11 @@ from deeploop.eval.generation import generate_batch
 from deeploop.models.accounting import block_matrix_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.report.tables import text_table
+from deeploop.report.tables import Table
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
+from deeploop.train.device import device_name
 from deeploop.train.distributed import open_world
-from deeploop.train.progress import device_name
 
 CACHES = {"dynamic": {}, "static": {"cache_implementation": "static", "disable_compile": True}}
 """transformers' caches: its default, and one of fixed size. Compiled, the second takes minutes per depth."""
@@ -67,9 +67,7 @@ def checked_model(recipe: str, args: BenchArgs) -> GPTConfig:
 
 
 def measure(recipe: str, device: torch.device, args: BenchArgs, bandwidth: float) -> Iterator[dict[str, Any]]:
-    """Measure the cells of a recipe: ours, and transformers' `generate` on the exported model if there is
-    one.
-    """
+    """Measure the cells of a recipe; with transformers installed, also its `generate`."""
     with device:
         model = LoopedGPT(checked_model(recipe, args)).eval()
     theirs = exported(model) if importlib.util.find_spec("transformers") is not None else None
@@ -103,19 +101,18 @@ def measure(recipe: str, device: torch.device, args: BenchArgs, bandwidth: float
 
 
 def time_decoding(model: LoopedGPT, prompts: Tensor, count: int) -> tuple[float, float]:
-    """Measure the seconds to the first token, and per step after the first few: the best of two, once
-    compiled.
-    """
+    """Measure the seconds to the first token, and per step after the first few; the best of two runs."""
     rows = prompts.tolist()
-    for _ in generate_batch(model, rows, max_tokens=UNTIMED):
+    for _ in generate_batch(model, rows, max_tokens=UNTIMED):  # compiles
         pass
-    found = []
+    firsts, steps = [], []
     for _ in range(2):
         times = [time.perf_counter()]
         for _ in generate_batch(model, rows, max_tokens=count):
             times.append(time.perf_counter())
-        found.append((times[1] - times[0], (times[-1] - times[UNTIMED]) / (count - UNTIMED)))
-    return min(first for first, _ in found), min(step for _, step in found)
+        firsts.append(times[1] - times[0])
+        steps.append((times[-1] - times[UNTIMED]) / (count - UNTIMED))
+    return min(firsts), min(steps)
 
 
 def exported(model: LoopedGPT) -> Any:
@@ -135,8 +132,7 @@ def exported(model: LoopedGPT) -> Any:
 
 
 def time_transformers(model: Any, prompts: Tensor, count: int, settings: dict[str, Any]) -> float:
-    """Measure the seconds per step of `generate` after the first few, as `time_decoding` does: the best of
-    two.
+    """Measure the seconds per step of `generate` as `time_decoding` does.
 
     The first call is not timed, as attention kernels may be chosen anew for every number of keys.
     """
@@ -167,9 +163,7 @@ def time_transformers(model: Any, prompts: Tensor, count: int, settings: dict[st
 
 
 def step_bytes(config: GPTConfig, batch: int, positions: int, size: int) -> int:
-    """Count the bytes that a step must read: matrices of all visits and of the head, keys and values of
-    `positions`.
-    """
+    """Count the bytes that a step must read: all matrices visited, the head's, keys and values."""
     visits = config.prelude + config.depth + config.coda
     matrices = visits * block_matrix_count(config) + config.vocabulary * config.width
     cache = visits * batch * positions * 2 * config.grouped_heads * config.head_size
@@ -186,26 +180,24 @@ def copy_bandwidth(device: torch.device) -> float:
 
 def report(record: dict[str, Any]) -> str:
     """Format the table, and explain its columns."""
-    rows = []
-    for row in record["cells"]:
-        cells = [
-            row["cell"],
-            str(row["batch"]),
-            f"{row['tokens_per_s']:,.0f}",
-            f"{row['step_s'] * 1e3:.3f}",
-            f"{row['step_bytes'] / 1e6:,.0f}",
-            f"{row['share_of_bandwidth']:.0%}",
-            f"{row['first_token_s'] * 1e3:.1f}",
-        ]
-        if "ratio" in row:
-            theirs = (f"{row[f'transformers_{cache}_tokens_per_s']:,.0f}" for cache in CACHES)
-            cells += [*theirs, f"{row['ratio']:.2f}×"]
-        rows.append(cells)
-    header = ["recipe", "batch", "tokens/s", "ms/step", "MB/step", "of bandwidth", "first token, ms"]
-    if any("ratio" in row for row in record["cells"]):
-        header += ["transformers", "static cache", "ratio"]
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "recipe": lambda row: row["cell"],
+        "batch": lambda row: str(row["batch"]),
+        "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
+        "ms/step": lambda row: f"{row['step_s'] * 1e3:.3f}",
+        "MB/step": lambda row: f"{row['step_bytes'] / 1e6:,.0f}",
+        "of bandwidth": lambda row: f"{row['share_of_bandwidth']:.0%}",
+        "first token, ms": lambda row: f"{row['first_token_s'] * 1e3:.1f}",
+    }
+    if "ratio" in record["cells"][0]:
+        columns |= {
+            "transformers": lambda row: f"{row['transformers_dynamic_tokens_per_s']:,.0f}",
+            "static cache": lambda row: f"{row['transformers_static_tokens_per_s']:,.0f}",
+            "ratio": lambda row: f"{row['ratio']:.2f}×",
+        }
+    table = Table.of("decoding", "", record["cells"], columns)
     return (
         f"{record['device']}: copies {record['copy_bytes_per_s'] / 1e12:.3g} TB/s; prompts of "
         f"{record['prompt_tokens']} tokens, {record['new_tokens']} new ones, greedy; MB/step is what a step "
-        f"must read; the ratio is to the faster of transformers' caches\n\n{text_table(header, rows)}"
+        f"must read; the ratio is to the faster of transformers' caches\n\n{table.text()}"
     )

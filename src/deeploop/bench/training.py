@@ -6,7 +6,7 @@ reference implementation of the same model are timed in the same process, so eve
 
 import importlib.util
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,18 @@ from tqdm import tqdm
 
 from deeploop.bench import collect
 from deeploop.bench.options import BenchArgs
-from deeploop.bench.timing import matmul_ceiling, time_reference, time_training
+from deeploop.bench.reference import time_reference
+from deeploop.bench.timing import matmul_ceiling, time_training
 from deeploop.config.run import RunConfig
 from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.report.tables import text_table
+from deeploop.report.tables import MISSING, Table, number
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
+from deeploop.train.device import device_name
 from deeploop.train.distributed import World, open_world
-from deeploop.train.progress import device_name
 
 TOKENIZERS = {257: "bytes", 50257: "gpt2"}
 
@@ -125,35 +126,35 @@ def measure(name: str, config: RunConfig, world: World, args: BenchArgs, ceiling
 
 def report(record: dict[str, Any]) -> str:
     """Format the table, and explain its columns."""
-    rows = []
-    for row in record["cells"]:
-        memory = f"{row['peak_memory'] / 2**30:.1f} GiB" if row["peak_memory"] else "–"
-        cells = [
-            row["cell"],
-            str(row["batch"]),
-            f"{row['steps_per_s']:.3g}",
-            f"{row['tokens_per_s'] / 1e3:.1f} K",
-            f"{row['flops'] / 1e12:.3g}",
-            f"{row['share_of_ceiling']:.0%}" if "share_of_ceiling" in row else "–",
-            f"{row['first_step_s']:.1f} s",
-            memory,
-        ]
-        if "ratio_to_bf16" in row:
-            cells += [f"{row['bf16_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio_to_bf16']:.2f}×"]
-        if "ratio" in row:
-            cells += [f"{row['reference_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio']:.2f}×"]
-        if "ratio_fp8" in row:
-            cells += [f"{row['reference_fp8_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio_fp8']:.2f}×"]
-        rows.append(cells)
-    header = ["recipe", "batch", "steps/s", "tokens/s", "TFLOP/s", "of ceiling", "first step", "peak memory"]
-    if any("ratio_to_bf16" in row for row in record["cells"]):
-        header += ["bf16", "to bf16"]
-    if any("ratio" in row for row in record["cells"]):
-        header += ["reference", "to reference"]
-        if any("ratio_fp8" in row for row in record["cells"]):
-            header += ["its FP8", "to its FP8"]
-        rows = [row + ["–"] * (len(header) - len(row)) for row in rows]
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "recipe": lambda row: row["cell"],
+        "batch": lambda row: str(row["batch"]),
+        "steps/s": lambda row: f"{row['steps_per_s']:.3g}",
+        "tokens/s": lambda row: _thousands(row["tokens_per_s"]),
+        "TFLOP/s": lambda row: f"{row['flops'] / 1e12:.3g}",
+        "of ceiling": lambda row: number(row.get("share_of_ceiling"), ".0%"),
+        "first step": lambda row: f"{row['first_step_s']:.1f} s",
+        "peak memory": lambda row: f"{row['peak_memory'] / 2**30:.1f} GiB" if row["peak_memory"] else MISSING,
+    }
+    compared: dict[str, Callable[[dict[str, Any]], str]] = {
+        "bf16": lambda row: _thousands(row.get("bf16_tokens_per_s")),
+        "to bf16": lambda row: _times(row.get("ratio_to_bf16")),
+        "reference": lambda row: _thousands(row.get("reference_tokens_per_s")),
+        "to reference": lambda row: _times(row.get("ratio")),
+        "its FP8": lambda row: _thousands(row.get("reference_fp8_tokens_per_s")),
+        "to its FP8": lambda row: _times(row.get("ratio_fp8")),
+    }
+    table = Table.of("training", "", record["cells"], columns | compared)
+    unused = [heading for heading in compared if {*table.column(heading)} <= {MISSING}]
     return (
         f"{record['device']}: products reach {record['ceiling_flops'] / 1e12:.3g} TFLOP/s; model FLOPs are 6 "
-        f"a visited matrix entry, and causal attention\n\n{text_table(header, rows)}"
+        f"a visited matrix entry, and causal attention\n\n{table.without(unused).text()}"
     )
+
+
+def _thousands(tokens_per_s: float | None) -> str:
+    return MISSING if tokens_per_s is None else f"{tokens_per_s / 1e3:.1f} K"
+
+
+def _times(ratio: float | None) -> str:
+    return MISSING if ratio is None else f"{ratio:.2f}×"

@@ -63,7 +63,7 @@ def describe_extra(extra: str, packages: list[str]) -> str:
 def describe_gpu() -> str:
     import torch
 
-    from deeploop.train.progress import device_name
+    from deeploop.train.device import device_name
 
     if not torch.cuda.is_available():
         built = (
@@ -99,7 +99,7 @@ def installed() -> Iterator[tuple[str, str]]:
     with loading_torch():
         import torch
 
-        from deeploop.train.progress import cpu_threads
+        from deeploop.train.device import cpu_threads
 
     yield "torch", f"{torch.__version__}, {cpu_threads()}"
     yield "GPU", describe_gpu()

@@ -10,7 +10,8 @@ from deeploop.data.bpe import find_tokenizer
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import resolve
 from deeploop.runs.folder import load_config
-from deeploop.tasks.chat.data import ChatSet, prepare_chat
+from deeploop.tasks.chat.data import ChatSet
+from deeploop.tasks.chat.prepare import prepare_chat
 from deeploop.tasks.chat.template import find_template
 
 

@@ -59,10 +59,10 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"model": {"p": 0.5}} → {"model.p": 0.5}."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for name, value in config.items():
-        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
+        leaves |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return leaves
 
 
 def _field_hints(kind: type) -> dict[str, Any]:
@@ -72,20 +72,20 @@ def _field_hints(kind: type) -> dict[str, Any]:
 
 def leaf_hints(kind: type, prefix: str = "") -> dict[str, Any]:
     """Map the path of every field of a config to its type."""
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     for name, hint in _field_hints(kind).items():
         inner = isinstance(hint, type) and hasattr(hint, "__dataclass_fields__")
-        found |= leaf_hints(hint, f"{prefix}{name}.") if inner else {prefix + name: hint}
-    return found
+        hints |= leaf_hints(hint, f"{prefix}{name}.") if inner else {prefix + name: hint}
+    return hints
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
     """The field, old value and new value of every leaf in which two configs differ."""
-    found: list[tuple[str, Any, Any]] = []
+    changes: list[tuple[str, Any, Any]] = []
     for name in sorted(set(old) | set(new)):
         a, b = old.get(name), new.get(name)
         if isinstance(a, dict) and isinstance(b, dict):
-            found += differences(a, b, f"{prefix}{name}.")
+            changes += differences(a, b, f"{prefix}{name}.")
         elif a != b:
-            found.append((prefix + name, a, b))
-    return found
+            changes.append((prefix + name, a, b))
+    return changes

@@ -70,8 +70,8 @@ def _block_with(old: Mapping[str, Any]) -> str:
     given = {name for name, value in old.items() if value != OLD[name]}
     if "flat_gain" in given and old.get("alpha", "paper") != "flat":
         return "flat"
-    found = {"factored_gain": "factored", "epsilon_exponent": "prenorm"}
-    return next((found[name] for name in found if name in given), "sandwich")
+    block_of = {"factored_gain": "factored", "epsilon_exponent": "prenorm"}
+    return next((block_of[name] for name in block_of if name in given), "sandwich")
 
 
 def _text(value: Any) -> str:
@@ -137,39 +137,39 @@ def readable(paths: Collection[str]) -> set[str]:
     return {*paths, *rule, *(REMOVED_PATHS if "optim.injection_lr" in paths else ())}
 
 
-def fields(found: Mapping[str, Any], task: object) -> dict[str, Any]:
+def fields(config: Mapping[str, Any], task: object) -> dict[str, Any]:
     """Convert a config as paths and values: {"model.p": 0.25} → {"model.rule": "deepnorm"}.
 
     Removed options without an effect are dropped; others are kept, as they distinguish runs.
     """
     if task in REASONERS:
-        own = {name.removeprefix("model."): value for name, value in found.items() if name in REASONER_PATHS}
-        others = {name: value for name, value in found.items() if name not in REASONER_PATHS}
+        own = {name.removeprefix("model."): value for name, value in config.items() if name in REASONER_PATHS}
+        others = {name: value for name, value in config.items() if name not in REASONER_PATHS}
         now = reasoner_section(own)
         if "depth" in now:
             now.setdefault("depth_from", "cycles")
         return others | {f"model.{name}": value for name, value in now.items()}
-    unused = {name for name, value in REMOVED_PATHS.items() if found.get(name) == value}
-    found = {name: value for name, value in found.items() if name not in unused}
-    old = {name: value for name, value in found.items() if name in PATHS}
-    if not old or "model.rule" in found:
-        return dict(found)
+    unused = {name for name, value in REMOVED_PATHS.items() if config.get(name) == value}
+    config = {name: value for name, value in config.items() if name not in unused}
+    old = {name: value for name, value in config.items() if name in PATHS}
+    if not old or "model.rule" in config:
+        return dict(config)
     rule = rule_of({name.removeprefix("model."): value for name, value in old.items()})
     first = next(iter(old))  # whose position it takes
-    renamed = {("model.rule" if name == first else name): value for name, value in found.items()}
+    renamed = {("model.rule" if name == first else name): value for name, value in config.items()}
     return {name: value for name, value in renamed.items() if name not in PATHS} | {"model.rule": rule}
 
 
-def settings(found: Mapping[str, Any], recipe: str) -> dict[str, Any]:
+def settings(changes: Mapping[str, Any], recipe: str) -> dict[str, Any]:
     """The settings of a sweep's cell on top of its recipe, with the rule in its current form."""
-    now = fields(found, recipe.partition("-")[0])
+    now = fields(changes, recipe.partition("-")[0])
     rule = now.get("model.rule")
     return {**now, "model.rule": str(parse(rule, "model.rule"))} if isinstance(rule, str) else now
 
 
-def cell(found: Mapping[str, Any], recipe: str) -> tuple[str, dict[str, Any]]:
+def cell(changes: Mapping[str, Any], recipe: str) -> tuple[str, dict[str, Any]]:
     """Recipe and settings of a cell in sweep.json, with its unigram bias, which 0.2.0 left to the recipe."""
-    now = settings(found, recipe)
+    now = settings(changes, recipe)
     name, _, form = recipe.rpartition("-")
     if form in ("stable", "flat") and name in WITHOUT_BIAS:
         return name, {**({"model.rule": "flat"} if form == "flat" else {}), BIAS: True, **now}

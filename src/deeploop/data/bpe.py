@@ -30,10 +30,10 @@ LARGEST_FILE = 2**24
 
 def asked_vocabulary(asked: str) -> int | None:
     """Parse the vocabulary size of `bpe:4096`; None for the name of an existing tokenizer."""
-    found = re.fullmatch(r"bpe:(\d{1,9})", asked)
-    if found is None:
+    match = re.fullmatch(r"bpe:(\d{1,9})", asked)
+    if match is None:
         return None
-    if not SMALLEST <= (vocabulary := int(found[1])) <= LARGEST:
+    if not SMALLEST <= (vocabulary := int(match[1])) <= LARGEST:
         raise ValueError(f"tokenizer {asked}: the vocabulary must be {SMALLEST} to {LARGEST}")
     return vocabulary
 
@@ -68,10 +68,10 @@ def load_tokenizer(name: str, folder: Path) -> Tokenizer:
     if not is_kept(name):
         return get_tokenizer(name)
     file, read = (MERGES, read_bpe) if name.startswith("bpe:") else (TOKENIZER, read_pretrained)
-    found: Tokenizer = read(folder)
-    if found.name != name:
-        raise ValueError(f"{folder / file}: damaged: it is {found.name}, expected {name}")
-    return found
+    tokenizer: Tokenizer = read(folder)
+    if tokenizer.name != name:
+        raise ValueError(f"{folder / file}: damaged: it is {tokenizer.name}, expected {name}")
+    return tokenizer
 
 
 def is_kept(name: str) -> bool:
@@ -115,11 +115,11 @@ def train_bpe(documents: Iterable[str], vocabulary: int) -> BPETokenizer:
     )
     engine.train_from_iterator((utf8(text).decode() for text in documents), trainer)
     merges = _distinct(parse_json(engine.to_str())["model"]["merges"])
-    if (found := len(merges) + SMALLEST - 1) < vocabulary:
-        advice = "ask for that or fewer" if found >= SMALLEST else "use more text, or --tokenizer bytes"
+    if (reached := len(merges) + SMALLEST - 1) < vocabulary:
+        advice = "ask for that or fewer" if reached >= SMALLEST else "use more text, or --tokenizer bytes"
         raise ValueError(
             f"tokenizer bpe:{vocabulary}: the text is too short; no pair is left that occurs twice after "
-            f"bpe:{found}; {advice}"
+            f"bpe:{reached}; {advice}"
         )
     return _named(merges)
 

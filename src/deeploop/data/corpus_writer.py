@@ -46,17 +46,17 @@ class Settings:
                 f"must be more than validation_tokens {self.validation_tokens}"
             )
 
-    def check_same(self, found: dict[str, Any], folder: Path) -> None:
+    def check_same(self, recorded: dict[str, Any], folder: Path) -> None:
         """Raise ValueError if the folder has other settings, or other text of the same description."""
         for name, value in asdict(self).items():
-            if name == "text_sha256" and found.get(name) not in (value, None):
+            if name == "text_sha256" and recorded.get(name) not in (value, None):
                 raise ValueError(
                     f"{folder}: holds a corpus of other text, though of the same names and sizes "
                     f"({self.source}); remove it or choose another folder with --out"
                 )
-            if name != "text_sha256" and found.get(name) != value:
+            if name != "text_sha256" and recorded.get(name) != value:
                 raise ValueError(
-                    f"{folder}: already holds a corpus with {name} {found.get(name)!r}, not {value!r}; "
+                    f"{folder}: already holds a corpus with {name} {recorded.get(name)!r}, not {value!r}; "
                     "remove it or choose another folder with --out"
                 )
 
@@ -206,14 +206,14 @@ class CorpusWriter:
 
     def _lacks(self, split: _Split) -> str:
         """Describe why a split has no tokens, and what to do about it."""
-        found = f"{self.documents:,} document{'s' * (self.documents != 1)}, {self.tokens:,} tokens"
+        text = f"{self.documents:,} document{'s' * (self.documents != 1)}, {self.tokens:,} tokens"
         if not self.tokens:
-            return f"train: {found}, the source has no text"
+            return f"train: {text}, the source has no text"
         if split is self._train:
             wanted = self._settings.validation_tokens
-            return f"train: {found}, of which {wanted:,} are held out; give more text, or hold out less"
+            return f"train: {text}, of which {wanted:,} are held out; give more text, or hold out less"
         return (
-            f"validation: {found}; whole documents are held out, at most a tenth of the text; "
+            f"validation: {text}; whole documents are held out, at most a tenth of the text; "
             "give more text, or cut it into shorter documents"
         )
 

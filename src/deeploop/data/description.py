@@ -20,45 +20,45 @@ FILE_NAME = re.compile(r"\w[\w.-]*")  # no separator, not . or ..
 def read_description(path: Path, name: str, version: int, fields: dict[str, Any]) -> dict[str, Any]:
     """Read a description and check its format number and fields, which errors call `name`.field."""
     try:
-        found = read_object(path)
+        facts = read_object(path)
     except OSError as error:
         raise ValueError(f"{path}: can't be read ({error.strerror})") from None
-    if found.get("format") != version:
-        raise ValueError(f"{path}: format {found.get('format')!r:.40}, this version reads {version}")
+    if facts.get("format") != version:
+        raise ValueError(f"{path}: format {facts.get('format')!r:.40}, this version reads {version}")
     try:
-        check_fields(found, fields, name)
-        if "vocabulary" in fields and not 1 <= found["vocabulary"] <= LARGEST:
-            raise ValueError(f"{name}.vocabulary: must be 1 to {LARGEST}, not {found['vocabulary']!r:.40}")
-        if "end_of_text" in fields and not 0 <= found["end_of_text"] < found["vocabulary"]:
-            raise ValueError(f"{name}.end_of_text: must be a token, not {found['end_of_text']!r:.40}")
+        check_fields(facts, fields, name)
+        if "vocabulary" in fields and not 1 <= facts["vocabulary"] <= LARGEST:
+            raise ValueError(f"{name}.vocabulary: must be 1 to {LARGEST}, not {facts['vocabulary']!r:.40}")
+        if "end_of_text" in fields and not 0 <= facts["end_of_text"] < facts["vocabulary"]:
+            raise ValueError(f"{name}.end_of_text: must be a token, not {facts['end_of_text']!r:.40}")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return found
+    return facts
 
 
-def check_fields(found: Any, fields: Any, name: str) -> None:
-    """Raise ValueError unless `found` has these fields with their types, and file names without folders."""
+def check_fields(value: Any, fields: Any, name: str) -> None:
+    """Raise ValueError unless `value` has these fields with their types, and file names without folders."""
     kind: Any = fields if isinstance(fields, type) else type(fields)
-    if type(found) is not kind:
-        raise ValueError(f"{name}: must be {JSON_NAMES[kind]}, not {found!r:.40}")
+    if type(value) is not kind:
+        raise ValueError(f"{name}: must be {JSON_NAMES[kind]}, not {value!r:.40}")
     if isinstance(fields, list):
-        for index, item in enumerate(found):
+        for index, item in enumerate(value):
             check_fields(item, fields[0], f"{name}[{index}]")
     if isinstance(fields, dict):
         for field, inner in fields.items():
-            if field not in found:
+            if field not in value:
                 raise ValueError(f"{name}: no field {field!r}")
-            check_fields(found[field], inner, f"{name}.{field}")
-        if "file" in fields and not FILE_NAME.fullmatch(found["file"]):
-            raise ValueError(f"{name}.file: must be a plain file name, not {found['file']!r:.40}")
+            check_fields(value[field], inner, f"{name}.{field}")
+        if "file" in fields and not FILE_NAME.fullmatch(value["file"]):
+            raise ValueError(f"{name}.file: must be a plain file name, not {value['file']!r:.40}")
 
 
 def require_settings(
-    out: Path, what: str, found: Mapping[str, Any], asked: Mapping[str, Any], words: Mapping[str, str]
+    out: Path, what: str, recorded: Mapping[str, Any], asked: Mapping[str, Any], words: Mapping[str, str]
 ) -> None:
     """Raise ValueError unless a prepared folder has these settings; `words` name those kept as a hash."""
     for name, value in asked.items():
-        if (before := found.get(name)) != value:
+        if (before := recorded.get(name)) != value:
             other = words.get(name, f"{name} {before!r:.40}, not {value!r:.40}")
             raise ValueError(
                 f"{out}: already holds {what} with {other}; remove it or choose another folder with --out"

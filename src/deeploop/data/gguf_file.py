@@ -76,10 +76,10 @@ class _Checker:
         self._bytes(self._number(8))
 
     def _number(self, size: int, most: int | None = None) -> int:
-        found = int.from_bytes(self._bytes(size), "little")
-        if most is not None and found > most:
-            raise ValueError(f"damaged GGUF file (a count of {found}: must be at most {most})")
-        return found
+        count = int.from_bytes(self._bytes(size), "little")
+        if most is not None and count > most:
+            raise ValueError(f"damaged GGUF file (a count of {count}: must be at most {most})")
+        return count
 
     def _bytes(self, count: int) -> bytes:
         if count > self._left:

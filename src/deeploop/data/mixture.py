@@ -72,8 +72,9 @@ class Mixture:
     @property
     def checksum(self) -> str:
         """A hash of the corpora's checksums in order; for a mixture of one, its corpus's checksum."""
-        found = [corpus.checksum for corpus in self.corpora]
-        return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
+        checksums = [corpus.checksum for corpus in self.corpora]
+        first, *others = checksums
+        return hashlib.sha256(" ".join(checksums).encode()).hexdigest() if others else first
 
     @property
     def tokens(self) -> int:

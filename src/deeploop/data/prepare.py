@@ -44,19 +44,19 @@ def tokenizer_for(asked: str, documents: Iterable[str], out: Path, *, stream: bo
     vocabulary = asked_vocabulary(asked)
     if vocabulary is None:
         return find_tokenizer(asked)
-    if (found := _begun_with(out)) is None:
+    if (trained := _begun_with(out)) is None:
         return train_bpe(_first(documents) if stream else _thinned(documents), vocabulary)
-    if not found.name.startswith(f"{asked}:"):
+    if not trained.name.startswith(f"{asked}:"):
         raise ValueError(
-            f"{out}: already holds a corpus with tokenizer {found.name!r}, not {asked!r}; "
+            f"{out}: already holds a corpus with tokenizer {trained.name!r}, not {asked!r}; "
             "remove it or choose another folder with --out"
         )
-    return found
+    return trained
 
 
 def _begun_with(out: Path) -> Tokenizer | None:
-    if (found := _corpus_in(out)) is not None:
-        return found.tokenizer()
+    if (corpus := _corpus_in(out)) is not None:
+        return corpus.tokenizer()
     return read_bpe(out) if all((out / name).exists() for name in ("progress.npz", MERGES)) else None
 
 
@@ -92,11 +92,11 @@ def prepare(
     `text_sha256` is the hash of the text, if known: other text with the same description is refused.
     """
     settings = Settings(source, tokenizer.name, validation_tokens, shard_tokens, limit_tokens, text_sha256)
-    if (found := _prepared(out, settings)) is not None:
-        return found
+    if (corpus := _prepared(out, settings)) is not None:
+        return corpus
     with exclusive_folder(out):
-        if (found := _prepared(out, settings)) is not None:  # written by another process meanwhile
-            return found
+        if (corpus := _prepared(out, settings)) is not None:  # written by another process meanwhile
+            return corpus
         size, repeated = (None, frozenset[bytes]()) if stream else _measured(documents)
         writer = CorpusWriter(out, settings, tokenizer, size, repeated=len(repeated) or None)
         for name, text in tokenizer_files(tokenizer).items():
@@ -106,9 +106,9 @@ def prepare(
 
 
 def _prepared(out: Path, settings: Settings) -> Corpus | None:
-    if (found := _corpus_in(out)) is not None:
-        settings.check_same(found.facts["settings"], out)
-    return found
+    if (corpus := _corpus_in(out)) is not None:
+        settings.check_same(corpus.facts["settings"], out)
+    return corpus
 
 
 def _corpus_in(out: Path) -> Corpus | None:
@@ -154,13 +154,14 @@ def _measured(documents: Iterable[str]) -> tuple[int, frozenset[bytes]]:
     for text in bar:
         sizes.append(len(utf8(text)))
         hashes += _hash(text)
-    found, places, counts = np.unique(
+    distinct, places, counts = np.unique(
         np.frombuffer(hashes, dtype="<u8"), return_inverse=True, return_counts=True
     )
     again = counts > 1
     copies = again[places]
     is_most = 2 * max(copies.mean(), np.average(copies, weights=sizes)) > 1 if sum(sizes) else False
-    return sum(sizes), frozenset[bytes]() if is_most else frozenset(each.tobytes() for each in found[again])
+    hashed = [] if is_most else [each.tobytes() for each in distinct[again]]
+    return sum(sizes), frozenset(hashed)
 
 
 def _hash(text: str) -> bytes:

@@ -60,10 +60,10 @@ class PretrainedTokenizer:
         if not 0 < self.vocabulary <= LARGEST:
             raise ValueError(f"a vocabulary of {self.vocabulary}: must be 1 to {LARGEST}")
         named = [*BETWEEN_DOCUMENTS, settings.get("bos_token"), settings.get("eos_token")]
-        found = [words[name] for name in named if name in words]
-        if not found:
+        ends = [words[name] for name in named if name in words]
+        if not ends:
             raise ValueError("has no token to separate documents (bos_token, eos_token)")
-        self.end_of_text = found[0]
+        self.end_of_text = ends[0]
         added = self._engine.get_added_tokens_decoder()
         self._special = {token for token, word in added.items() if word.special}
         self._byte_level = "ByteLevel" in json.dumps(parse_json(text).get("decoder"))
@@ -94,8 +94,8 @@ class PretrainedTokenizer:
             return b""
         if self._byte_level and all(character in self._byte_of for character in word):
             return bytes(self._byte_of[character] for character in word)
-        if found := re.fullmatch(r"<0x([0-9A-F]{2})>", word):
-            return bytes.fromhex(found[1])
+        if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", word):
+            return bytes.fromhex(byte[1])
         return utf8(word.replace("▁", " "))
 
     @property
@@ -162,10 +162,10 @@ def _made(text: str, settings: dict[str, str], path: Path) -> PretrainedTokenize
 
 def _settings(folder: Path) -> dict[str, str]:
     """Read the named tokens and the chat template, as strings."""
-    found = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+    written = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
     settings: dict[str, str] = {}
     for name in (*TOKENS, "chat_template"):
-        value = found.get(name)
+        value = written.get(name)
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
             settings[name] = value

@@ -206,11 +206,11 @@ class Corpus:
         """Count of each token of the vocabulary in a split, int64."""
         path = self.folder / self.facts["unigram"]["file"]
         try:
-            found = read_npz(path, [split], largest=8 * self.vocabulary + 1024)[split]  # 1 KB: its header
+            counts = read_npz(path, [split], largest=8 * self.vocabulary + 1024)[split]  # 1 KB: its header
             tokens = self.facts["splits"][split]["tokens"]
-            if found.shape != (self.vocabulary,) or found.dtype != np.int64:
-                raise ValueError(f"{found.shape} of {found.dtype}, not ({self.vocabulary},) of int64")
-            if found.min() < 0 or int(found.sum()) != tokens:
+            if counts.shape != (self.vocabulary,) or counts.dtype != np.int64:
+                raise ValueError(f"{counts.shape} of {counts.dtype}, not ({self.vocabulary},) of int64")
+            if counts.min() < 0 or int(counts.sum()) != tokens:
                 raise ValueError(f"counts that do not add up to {tokens:,} tokens")
         except OSError as error:
             raise ValueError(f"{path}: can't be read ({error.strerror}); prepare the corpus again") from None
@@ -218,7 +218,7 @@ class Corpus:
             raise ValueError(
                 f"{path}: unreadable ({split}: {error}); remove the folder and prepare it again"
             ) from None
-        return found
+        return counts
 
     def verify(self) -> None:
         """Compare the sha256 of every file with corpus.json. ValueError names the first bad file."""
@@ -234,12 +234,12 @@ class Corpus:
     def _verify(self, entry: dict[str, Any]) -> None:
         path = self.folder / entry["file"]
         try:
-            found = sha256_of(path)
+            sha256 = sha256_of(path)
         except OSError as error:
             raise ValueError(f"{path}: can't be read ({error.strerror}); prepare the corpus again") from None
-        if found != entry["sha256"]:
+        if sha256 != entry["sha256"]:
             raise ValueError(
-                f"{path}: damaged: sha256 {found:.12}…, corpus.json has {entry['sha256']:.12}…; "
+                f"{path}: damaged: sha256 {sha256:.12}…, corpus.json has {entry['sha256']:.12}…; "
                 "remove the folder and prepare it again"
             )
 

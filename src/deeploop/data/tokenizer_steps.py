@@ -71,8 +71,8 @@ def _growth(step: dict[str, Any], part: str) -> float:
 def _replace(step: dict[str, Any]) -> float:
     """Growth of a replaced string; a regular expression may match between any two characters."""
     pattern, content = step.get("pattern"), _size(step.get("content"))
-    found = pattern.get("String") if isinstance(pattern, dict) else None
-    return content / _size(found) if found else 1 + content
+    text = pattern.get("String") if isinstance(pattern, dict) else None
+    return content / _size(text) if text else 1 + content
 
 
 def _prepend(step: dict[str, Any]) -> float:

@@ -78,7 +78,7 @@ def measure(
     """
     if isinstance(blocks, Mapping):
         blocks = [Sublayer.of(name, module) for name, module in blocks.items()]
-    found = []
+    alignments = []
     for sublayer in blocks:
         updates = visit_gradients([sublayer], loss)[sublayer.name]
         if rounds is not None and len(updates) != rounds:
@@ -89,8 +89,8 @@ def measure(
         if precondition is not None:
             updates = precondition(sublayer, updates)
         reading = sensitivity(sublayer, output, iterations=iterations, tolerance=tolerance, samples=samples)
-        found.append(summarise(sublayer.name, updates, reading))
-    return found
+        alignments.append(summarise(sublayer.name, updates, reading))
+    return alignments
 
 
 def summarise(name: str, updates: Tensor, reading: Sensitivity) -> Alignment:

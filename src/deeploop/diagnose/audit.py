@@ -88,8 +88,8 @@ def audit_beta(matrices: Mapping[str, tuple[Tensor, float]]) -> list[Finding]:
     """
     findings = []
     for name, (matrix, std) in matrices.items():
-        found = float(matrix.detach().double().std())
+        measured = float(matrix.detach().double().std())
         room = 5 * std / math.sqrt(2 * matrix.numel())
-        right = abs(found - std) <= room
-        findings.append(Finding(f"std of {name}", f"{std:.4g} ± {room:.1g}", f"{found:.4g}", right))
+        right = abs(measured - std) <= room
+        findings.append(Finding(f"std of {name}", f"{std:.4g} ± {room:.1g}", f"{measured:.4g}", right))
     return findings

@@ -18,12 +18,12 @@ VERDICTS: dict[Verdict, str] = {
 
 def conclude(record: Mapping[str, Any], validation: Mapping[str, Any] | None) -> str:
     """Two or three sentences; `validation` is the last one up to the record's step, if any."""
-    found = [on_collapse(record["similarity"], validation)]
+    sentences = [on_collapse(record["similarity"], validation)]
     if wrong := len(record["audit"]):
-        found.insert(0, f"The audit found {wrong} fault{'s' * (wrong > 1)}: see WRONG below.")
+        sentences.insert(0, f"The audit found {wrong} fault{'s' * (wrong > 1)}: see WRONG below.")
     if effect := record.get("step_effect"):
-        found.append(on_step(effect, record["step"]))
-    return " ".join(found)
+        sentences.append(on_step(effect, record["step"]))
+    return " ".join(sentences)
 
 
 def on_collapse(similarity: float, validation: Mapping[str, Any] | None) -> str:

@@ -36,19 +36,18 @@ def scaled_sublayers(model: LoopedGPT) -> list[Sublayer]:
 
     Prelude and coda are visited once, so they have no alignment.
     """
-    found = residual_sublayers(model, model.config.init_rule.branch)
-    return [sublayer for sublayer in found if sublayer.name.startswith("blocks.")]
+    sublayers = residual_sublayers(model, model.config.init_rule.branch)
+    return [sublayer for sublayer in sublayers if sublayer.name.startswith("blocks.")]
 
 
 def pick_sublayers(model: LoopedGPT, names: Sequence[str] = ()) -> list[Sublayer]:
     """The sublayers with these names; by default, both of the first and last block."""
-    found = {sublayer.name: sublayer for sublayer in scaled_sublayers(model)}
+    sublayers = {sublayer.name: sublayer for sublayer in scaled_sublayers(model)}
     if not names:
-        names = [*dict.fromkeys([*found][:2] + [*found][-2:])]
-    unknown = [name for name in names if name not in found]
-    if unknown:
-        raise ValueError(f"sublayer {unknown[0]!r}: the model has {', '.join(found)}")
-    return [found[name] for name in names]
+        names = [*dict.fromkeys([*sublayers][:2] + [*sublayers][-2:])]
+    if unknown := [name for name in names if name not in sublayers]:
+        raise ValueError(f"sublayer {unknown[0]!r}: the model has {', '.join(sublayers)}")
+    return [sublayers[name] for name in names]
 
 
 def examine(
@@ -79,18 +78,9 @@ def examine(
         mean: Tensor = model(tokens, targets, documents=documents).loss / targets.numel()
         return mean
 
-    precondition = None
-    if state is not None:
-        precondition = adam_updates(state.exp_avg_sq, step=state.step, beta2=state.betas[1], eps=state.eps)
     with _evaluated(model):
-        raw, effective = [], []
-        for sublayer in pick_sublayers(model, sublayers):
-            progress(sublayer.name)
-            gradients = visit_gradients([sublayer], loss)[sublayer.name]
-            reading = sensitivity(sublayer, output, **asdict(effort))
-            raw.append(summarise(sublayer.name, gradients, reading))
-            if precondition is not None:
-                effective.append(summarise(sublayer.name, precondition(sublayer, gradients), reading))
+        picked = pick_sublayers(model, sublayers)
+        raw, effective = _align(picked, loss, output, state, effort, progress)
         alignments = effective or raw
         with torch.no_grad(), probing():
             similarity = token_similarity(output())
@@ -111,6 +101,29 @@ def examine(
             effect = step_effect(scaled_sublayers(model), output, state)
             record["step_effect"] = asdict(effect) | bounds(model, alignments, state.lr, effect.output_norm)
     return record
+
+
+def _align(
+    sublayers: Sequence[Sublayer],
+    loss: Callable[[], Tensor],
+    output: Callable[[], Tensor],
+    state: AdamState | None,
+    effort: Effort,
+    progress: Callable[[str], object],
+) -> tuple[list[Alignment], list[Alignment]]:
+    """Measure each sublayer by raw gradients and, with the optimizer's state, by effective updates."""
+    precondition = None
+    if state is not None:
+        precondition = adam_updates(state.exp_avg_sq, step=state.step, beta2=state.betas[1], eps=state.eps)
+    raw, effective = [], []
+    for sublayer in sublayers:
+        progress(sublayer.name)
+        gradients = visit_gradients([sublayer], loss)[sublayer.name]
+        reading = sensitivity(sublayer, output, **asdict(effort))
+        raw.append(summarise(sublayer.name, gradients, reading))
+        if precondition is not None:
+            effective.append(summarise(sublayer.name, precondition(sublayer, gradients), reading))
+    return raw, effective
 
 
 @contextmanager

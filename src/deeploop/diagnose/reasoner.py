@@ -31,16 +31,16 @@ class Probe(NamedTuple):
 
 def pick_module_sublayers(model: Reasoner, names: Sequence[str] = ()) -> dict[str, list[Sublayer]]:
     """The sublayers with these names by module; by default, both of each module's first and last block."""
-    found = {sublayer.name: sublayer for sublayer in residual_sublayers(model)}
-    if unknown := [name for name in names if name not in found]:
-        raise ValueError(f"sublayer {unknown[0]!r}: the model has {', '.join(found)}")
+    sublayers = {sublayer.name: sublayer for sublayer in residual_sublayers(model)}
+    if unknown := [name for name in names if name not in sublayers]:
+        raise ValueError(f"sublayer {unknown[0]!r}: the model has {', '.join(sublayers)}")
     picked: dict[str, list[Sublayer]] = {}
     for module in model.config.schedule.modules:
-        own = [name for name in found if name.startswith(f"stacks.{module}.")]
+        own = [name for name in sublayers if name.startswith(f"stacks.{module}.")]
         chosen = [name for name in own if name in names] if names else [*dict.fromkeys(own[:2] + own[-2:])]
         if not chosen:
             raise ValueError(f"sublayers: name at least one of module {module}, such as {own[0]}")
-        picked[module] = [found[name] for name in chosen]
+        picked[module] = [sublayers[name] for name in chosen]
     return picked
 
 

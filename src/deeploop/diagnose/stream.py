@@ -29,16 +29,16 @@ class BranchVisits:
 @torch.no_grad()
 def branch_visits(model: nn.Module, run: Callable[[], object]) -> list[BranchVisits]:
     """Record every residual sublayer of the model while `run` calls it once."""
-    found = []
+    visits = []
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if isinstance(module, ScaledResidual):
-                found.append(BranchVisits(name))
-                for handle in _watch(module, found[-1]):
+                visits.append(BranchVisits(name))
+                for handle in _watch(module, visits[-1]):
                     stack.callback(handle.remove)
         with probing():
             run()
-    return found
+    return visits
 
 
 def _watch(module: ScaledResidual, record: BranchVisits) -> list[Any]:

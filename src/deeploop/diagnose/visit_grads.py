@@ -44,7 +44,7 @@ class Sublayer:
 
 def residual_sublayers(model: nn.Module, branch: Collection[str] = BRANCH) -> list[Sublayer]:
     """The residual sublayers j of a deeploop model, each with the matrices that β scales, by role."""
-    found = []
+    sublayers = []
     for name, module in model.named_modules():
         if isinstance(module, ScaledResidual):
             scaled = tuple(
@@ -52,10 +52,10 @@ def residual_sublayers(model: nn.Module, branch: Collection[str] = BRANCH) -> li
                 for key, parameter in module.named_parameters()
                 if parameter.ndim > 1 and key.split(".")[-2] in branch  # a bias has the role of its matrix
             )
-            found.append(Sublayer(name, module, scaled))
-    if not found:
+            sublayers.append(Sublayer(name, module, scaled))
+    if not sublayers:
         raise ValueError("the model has no residual sublayers of deeploop.nn; name its blocks explicitly")
-    return found
+    return sublayers
 
 
 def flat(values: Sequence[Tensor]) -> Tensor:

@@ -193,13 +193,13 @@ def deviations(tasks: dict[str, Any], data: Path | None, shots: Sequence[int]) -
     """Describe how local files differ from the harness' own tasks."""
     if data is None or not any(shots):
         return []
-    found = []
+    notes = []
     pools = {name: fewshot_pool(task) for name, task in tasks.items()}
     for name, (split, _) in pools.items():
         if (stock := stock_config(name)["training_split"]) != split:
-            found.append(f"{name}: examples are drawn from {split}.jsonl, as there is no {stock}.jsonl")
+            notes.append(f"{name}: examples are drawn from {split}.jsonl, as there is no {stock}.jsonl")
     sizes = ", ".join(f"{name} {rows}" for name, (_, rows) in pools.items())
-    found.append(
+    notes.append(
         f"examples are drawn from local files, which may hold less than the stock pools: {sizes} rows"
     )
-    return found
+    return notes

@@ -50,12 +50,12 @@ class ExitGate(nn.Module):
 
 def log_exits(logits: list[Tensor]) -> list[Tensor]:
     """log q(t) of every round from the gate's logits. Σ_t q(t) = 1: the last round takes the rest."""
-    found, left = [], torch.zeros_like(logits[0])
+    exits, left = [], torch.zeros_like(logits[0])
     for z in logits[:-1]:
-        found.append(left + F.logsigmoid(z))
+        exits.append(left + F.logsigmoid(z))
         left = left + F.logsigmoid(-z)
     # The last logit has no effect, but sharded ranks need every parameter in the graph, even at one round.
-    return [*found, left + 0 * logits[-1]]
+    return [*exits, left + 0 * logits[-1]]
 
 
 def exit_loss(

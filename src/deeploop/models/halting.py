@@ -169,33 +169,19 @@ def solve(
     inputs: Tensor,
     puzzle: Tensor,
     config: HaltingConfig,
-    *,
-    adaptive: bool = False,
-) -> Answers:
-    """Compute all segments, as in the published evaluation; if `adaptive`, until each puzzle halts."""
-    counts = (config.segments,)
-    return solve_after(model, carry, inputs, puzzle, config, counts, adaptive=adaptive)[-1]
-
-
-@torch.no_grad()
-def solve_after(
-    model: Model,
-    carry: Carry,
-    inputs: Tensor,
-    puzzle: Tensor,
-    config: HaltingConfig,
     counts: Sequence[int],
     *,
     adaptive: bool = False,
 ) -> list[Answers]:
     """The answers after each of these ascending numbers of segments, which may exceed that of training.
 
-    Puzzles that have halted leave an `adaptive` batch, so that an answer costs as much as its segments.
+    Every puzzle gets all segments, as in the published evaluation; if `adaptive`, it leaves the batch when it
+    halts, so that an answer costs as much as its segments.
     """
     going = torch.arange(len(inputs), device=inputs.device)
     segments = torch.full_like(going, counts[-1])
     logits = q = None
-    found = []
+    answers = []
     for done in range(1, counts[-1] + 1):
         if len(going) or logits is None:
             segment = model(carry, inputs[going], puzzle[going])
@@ -209,5 +195,5 @@ def solve_after(
         if done in counts:
             assert logits is not None
             assert q is not None
-            found.append(Answers(logits.argmax(-1), logits.clone(), q.clone(), segments.clamp(max=done)))
-    return found
+            answers.append(Answers(logits.argmax(-1), logits.clone(), q.clone(), segments.clamp(max=done)))
+    return answers

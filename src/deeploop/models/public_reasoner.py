@@ -37,20 +37,20 @@ def our_names(public: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename and split the weights. A module H_level tells HRM from TRM."""
     bare = {_bare(name): tensor.float() for name, tensor in public.items()}
     modules = {"H_level": "H", "L_level": "L"} if is_hrm(bare) else {"L_level": "shared"}
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, tensor in bare.items():
         if name in TOP:
-            found[TOP[name]] = tensor
+            weights[TOP[name]] = tensor
             continue
         level, _, number, inside = (*name.split(".", 3), "", "", "")[:4]
         parts = PARTS.get(inside.removesuffix(".weight"))
         if level not in modules or parts is None:
             raise ValueError(f"{name}: not a weight of HRM's or TRM's public code with rotary embedding")
         for part, piece in zip(parts, tensor.chunk(len(parts)), strict=True):
-            found[f"stacks.{modules[level]}.blocks.{number}.{part}.weight"] = piece.clone()
-    if missing := [name for name in TOP if TOP[name] not in found]:
+            weights[f"stacks.{modules[level]}.blocks.{number}.{part}.weight"] = piece.clone()
+    if missing := [name for name in TOP if TOP[name] not in weights]:
         raise ValueError(f"{missing[0]}: missing; the file is not a checkpoint of HRM or TRM")
-    return found
+    return weights
 
 
 def is_hrm(public: Mapping[str, Tensor]) -> bool:
@@ -84,9 +84,9 @@ def check_shape(weights: Mapping[str, Tensor], shape: PuzzleShape) -> None:
         ("vocabulary", "embedding.weight", shape.vocabulary),
         ("puzzle ids", "puzzles", shape.puzzle_ids),
     ):
-        if (found := len(weights[key])) != wanted:
+        if (rows := len(weights[key])) != wanted:
             raise ValueError(
-                f"checkpoint: has {name} {found:,}, the puzzles have {wanted:,}; name their --data"
+                f"checkpoint: has {name} {rows:,}, the puzzles have {wanted:,}; name their --data"
             )
 
 
@@ -98,7 +98,7 @@ def _bare(name: str) -> str:
 
 def read_public(path: str) -> dict[str, Tensor]:
     """Load the tensors of a checkpoint with `weights_only`, so that no code in it is executed."""
-    found = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+    weights = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise ValueError(f"{path}: must be a state dict, tensors by name")
-    return found
+    return weights

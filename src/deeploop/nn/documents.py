@@ -38,12 +38,12 @@ def document_bounds(starts: Tensor) -> Tensor:
     rows, total = len(starts), starts.numel()
     starts = starts.clone()
     starts[:, 0] = True
-    found = starts.flatten().nonzero().flatten()
+    begins = starts.flatten().nonzero().flatten()
     size = 2 * rows
-    while size < len(found):
+    while size < len(begins):
         size *= 2
     bounds = torch.full((size + 1,), total, dtype=torch.int32)
-    bounds[: len(found)] = found
+    bounds[: len(begins)] = begins
     return bounds
 
 

@@ -53,7 +53,5 @@ def has_hooks(module: nn.Module) -> bool:
 
 def is_written(module: nn.Module, method: str) -> bool:
     """Return True if a method, own or inherited, is the one that a recorded class was defined with."""
-    found = getattr(type(module), method, None)
-    return found is not None and any(
-        found is _methods.get(base, {}).get(method) for base in type(module).__mro__
-    )
+    own = getattr(type(module), method, None)
+    return own is not None and any(own is _methods.get(base, {}).get(method) for base in type(module).__mro__)

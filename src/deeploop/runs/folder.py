@@ -195,11 +195,11 @@ def load_reasoner_config(run: Path) -> ReasonerTrainConfig:
 
 def puzzle_shape(run: Path) -> PuzzleShape:
     """The shape of a reasoner's puzzles, from run.json."""
-    found = read_stamp(run).get("shape")
+    sizes = read_stamp(run).get("shape")
     fields = PuzzleShape._fields
-    if not isinstance(found, dict) or any(type(found.get(name)) is not int for name in fields):
+    if not isinstance(sizes, dict) or any(type(sizes.get(name)) is not int for name in fields):
         raise ValueError(f"{run / 'run.json'}: shape must give {', '.join(fields)} as whole numbers")
-    return PuzzleShape(*(found[name] for name in fields))
+    return PuzzleShape(*(sizes[name] for name in fields))
 
 
 def require_checkpoint(run: Path) -> Path:
@@ -277,14 +277,14 @@ def _not_a_run(folder: Path, missing: str) -> ValueError:
 
 def is_export(folder: Path) -> bool:
     """True for the folder of an export."""
-    found = folder / "config.json"
-    return not (folder / "run.json").exists() and read_json(found).get("model_type") == "deeploop"
+    config = folder / "config.json"
+    return not (folder / "run.json").exists() and read_json(config).get("model_type") == "deeploop"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first. Copies under other names are the user's own."""
-    found = [path for path in (folder / "checkpoints").glob("step-*") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=step_of)
+    checkpoints = [path for path in (folder / "checkpoints").glob("step-*") if _NAME.fullmatch(path.name)]
+    return sorted(checkpoints, key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -293,5 +293,5 @@ def step_of(checkpoint: Path) -> int:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    found = list_checkpoints(folder)
-    return found[-1] if found else None
+    checkpoints = list_checkpoints(folder)
+    return checkpoints[-1] if checkpoints else None

@@ -42,27 +42,27 @@ def read_sweep(folder: Path) -> SweepRecord:
     """Read OUT/sweep.json. Raises OSError if it is missing, ValueError if it is invalid."""
     path = folder / "sweep.json"
     try:
-        found = read_object(path)
-        if found["format"] != FORMAT:
-            raise ValueError(f"format {found['format']}, this deeploop reads {FORMAT}")
-        command = [str(word) for word in found.get("command") or []]
+        record = read_object(path)
+        if record["format"] != FORMAT:
+            raise ValueError(f"format {record['format']}, this deeploop reads {FORMAT}")
+        command = [str(word) for word in record.get("command") or []]
         return SweepRecord(
-            str(found["sweep"]),
-            str(found["scale"]),
-            found.get("compare_at"),
-            int(found["jobs"]) if "jobs" in found else _jobs_of(command),
-            {str(name): _cell(cell) for name, cell in found["cells"].items()},
+            str(record["sweep"]),
+            str(record["scale"]),
+            record.get("compare_at"),
+            int(record["jobs"]) if "jobs" in record else _jobs_of(command),
+            {str(name): _cell(cell) for name, cell in record["cells"].items()},
             shlex.join(command),
-            str(found.get("written", ""))[:10],
+            str(record.get("written", ""))[:10],
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{path}: not a sweep's ({why})") from None
 
 
-def _cell(found: dict[str, Any]) -> RecordedCell:
-    recipe, settings = old_names.cell(dict(found["settings"]), str(found["recipe"]))
-    return RecordedCell(recipe, settings, dict(found["axes"]))
+def _cell(recorded: dict[str, Any]) -> RecordedCell:
+    recipe, settings = old_names.cell(dict(recorded["settings"]), str(recorded["recipe"]))
+    return RecordedCell(recipe, settings, dict(recorded["axes"]))
 
 
 def _jobs_of(command: list[str]) -> int:

@@ -84,13 +84,13 @@ class SweepArgs:
 
     def overrides(self) -> dict[str, Any]:
         """Return --set and --data as settings."""
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for word in self.set:
             path, equals, text = word.partition("=")
             if not equals:
                 raise ValueError(f"set={word}: must be field=value")
-            found[SHORT.get(path, path.replace("-", "_"))] = _value(text)
-        return found if self.data is None else {**found, "data.path": str(self.data)}
+            settings[SHORT.get(path, path.replace("-", "_"))] = _value(text)
+        return settings if self.data is None else {**settings, "data.path": str(self.data)}
 
 
 def _value(text: str) -> Any:

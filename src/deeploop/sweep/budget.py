@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from deeploop.config.run import RunConfig
 from deeploop.paper import published
-from deeploop.report.tables import text_table
+from deeploop.report.tables import Table
 from deeploop.sweep.arguments import UTILIZATION
 from deeploop.sweep.grid import Cell, Grid
 from deeploop.tasks import task_class
 from deeploop.tasks.language.config import TrainConfig
-from deeploop.train.progress import PEAK_FLOPS
+from deeploop.train.device import PEAK_FLOPS
 
 GPU = "H200"
 SMALL = 0.01  # GPU-hours below which a sweep is meant for a laptop, and its FLOPs are shown instead
@@ -38,8 +38,8 @@ class Cost(NamedTuple):
 
 def cost(config: RunConfig) -> Cost | None:
     """Return the cost of a run; None if its task can't tell."""
-    found = task_class(config.task).tokens_and_flops(config)
-    return found and Cost(*found)
+    counted = task_class(config.task).tokens_and_flops(config)
+    return counted and Cost(*counted)
 
 
 def papers_hours(grid: Grid, cell: Cell) -> float | None:
@@ -70,40 +70,38 @@ def table(grid: Grid, cells: list[Cell], utilization: float) -> str:
     costs = [cost(config) for config in configs]
     chosen = [settings(config) for config in configs]
     papers = [papers_hours(grid, cell) for cell in cells]
-    rows = []
-    for cell, words, own, paper in zip(cells, chosen, costs, papers, strict=True):
-        figures = ["–"] * 4
-        if own:
-            hours = own.gpu_hours(utilization)
-            figures = [
-                f"{own.tokens:,}",
-                f"{own.flops_per_token / 1e9:.3f}",
-                short(own.flops / 1e12),
-                short(hours),
-            ]
-        rows.append([cell.name, *words, *figures, short(paper)])
+    rows = [
+        [cell.name, *words, *_figures(own, utilization), short(paper)]
+        for cell, words, own, paper in zip(cells, chosen, costs, papers, strict=True)
+    ]
     known = [own for own in costs if own]
-    tokens, hours = sum(own.tokens for own in known), sum(own.gpu_hours(utilization) for own in known)
+    hours = sum(own.gpu_hours(utilization) for own in known)
+    tokens = f"{sum(own.tokens for own in known):,}" if known else "–"
     sums = sum(own.flops for own in known) / 1e12, hours, sum(paper or 0.0 for paper in papers)
-    blank = [""] * len(SETTINGS)
-    rows.append([f"{len(cells)} cells", *blank, f"{tokens:,}" if tokens else "–", "", *map(short, sums)])
-    small = 0 < hours < SMALL and not any(papers)
+    rows.append([f"{len(cells)} cells", *[""] * len(SETTINGS), tokens, "", *map(short, sums)])
+    is_small = 0 < hours < SMALL and not any(papers)
     shared = {
         name: values[0]
         for name, values in zip(SETTINGS, zip(*chosen, strict=True), strict=True)
         if len(set(values)) == 1
     }
-    hidden = (*shared, *(HOURS if small else ("TFLOP",)))
-    shown = [i for i, name in enumerate(HEADER) if name not in hidden]
-    header, *lines = [[row[i] for i in shown] for row in (HEADER, *rows)]
+    shown = Table("cost", "", HEADER, rows).without([*shared, *(HOURS if is_small else ["TFLOP"])])
     every = ", ".join(f"{name} {value}" for name, value in shared.items() if value != "–")
-    notes = [f"every cell: {every}."] * bool(every) + [f"{_note(small, utilization)} –: not known."]
-    return "\n".join([text_table(header, lines), "", *notes])
+    notes = [f"every cell: {every}."] * bool(every) + [f"{_note(is_small, utilization)} –: not known."]
+    return "\n".join([shown.text(), "", *notes])
 
 
-def _note(small: bool, utilization: float) -> str:
+def _figures(cost: Cost | None, utilization: float) -> list[str]:
+    """Format tokens, GFLOP a token, TFLOP and GPU-hours of a cell."""
+    if cost is None:
+        return ["–"] * 4
+    flops = f"{cost.flops_per_token / 1e9:.3f}", short(cost.flops / 1e12)
+    return [f"{cost.tokens:,}", *flops, short(cost.gpu_hours(utilization))]
+
+
+def _note(is_small: bool, utilization: float) -> str:
     counted = "6 a visited parameter, causal attention by half"
-    if small:
+    if is_small:
         return (
             f"TFLOP: of the training steps alone ({counted}); in all under {SMALL} hours of one {GPU}. "
             "How long that is here, the sweep says while it runs."

@@ -235,12 +235,12 @@ def _as_begun(cells: list[Cell], out: Path) -> list[Cell]:
         begun = read_sweep(out).cells
     except (OSError, ValueError):  # reported by `SweepFolder.record`
         return cells
-    found = []
+    kept = []
     for cell in cells:
         like = [begun[cell.name]] if cell.name in begun else begun.values()
         off = BIAS not in cell.settings and {old.settings.get(BIAS) for old in like} == {False}
-        found.append(replace(cell, settings={**cell.settings, BIAS: False}) if off else cell)
-    return found
+        kept.append(replace(cell, settings={**cell.settings, BIAS: False}) if off else cell)
+    return kept
 
 
 def _as_recorded(cell: Cell) -> RecordedCell:

@@ -209,12 +209,12 @@ def _flat(table: Mapping[str, Any], prefix: str = "", lists_end: bool = False) -
     Among axes a table is a path only if lists are at its ends; else it holds a label's settings. A short name
     (`rounds`) is its field's path.
     """
-    found: dict[str, Any] = {}
+    paths: dict[str, Any] = {}
     for key, value in table.items():
         nested = isinstance(value, dict) and (not lists_end or _ends_in_lists(value))
         name = prefix + key if isinstance(value, dict) else SHORT.get(prefix + key, prefix + key)
-        found |= _flat(value, f"{prefix}{key}.", lists_end) if nested else {name: value}
-    return found
+        paths |= _flat(value, f"{prefix}{key}.", lists_end) if nested else {name: value}
+    return paths
 
 
 def _ends_in_lists(value: Any) -> bool:

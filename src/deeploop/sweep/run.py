@@ -54,16 +54,7 @@ def run(args: SweepArgs) -> int:
         return 0
     check_compare_at(folder)
     if args.dry_run:
-        from deeploop.sweep import budget  # now: its accounting imports torch
-
-        print(f"{budget.table(grid, cells, args.utilization)}\ncells  {folder.out}")
-        try:
-            check_data(folder)
-            for text in data_differences(folder):
-                show(f"warning: {text}", file=sys.stderr)
-        except ValueError as error:  # costs are counted without a corpus
-            show(error, file=sys.stderr)
-        return 0
+        return preview(folder, cells, args.utilization)
     record = folder.unchanged_record()
     if record and folder.is_done(record):  # before the lock, which writes to the folder
         return show_done(folder, record, args)
@@ -78,7 +69,22 @@ def run(args: SweepArgs) -> int:
         return run_here(folder, args)
 
 
+def preview(folder: SweepFolder, cells: list[Cell], utilization: float) -> int:
+    """Print the cells and what they cost, then what is missing or differs from the paper's data."""
+    from deeploop.sweep import budget  # now: its accounting imports torch
+
+    print(f"{budget.table(folder.grid, cells, utilization)}\ncells  {folder.out}")
+    try:
+        check_data(folder)
+        for text in data_differences(folder):
+            show(f"warning: {text}", file=sys.stderr)
+    except ValueError as error:  # costs are counted without a corpus
+        show(error, file=sys.stderr)
+    return 0
+
+
 def get_grid(name: str, scale: Scale) -> Grid:
+    """Return a sweep that `deeploop sweep` lists, or the one in a file."""
     if name in grids():
         return named_grid(name, scale)
     if name.endswith((".toml", ".json")):
@@ -93,8 +99,10 @@ def choose_cells(cells: list[Cell], only: Sequence[str]) -> list[Cell]:
         known = {_by_value(cell.axes[axis]) for cell in cells if axis in cell.axes}
         wanted = {_by_value(label) for label in labels.split(",")}
         if not equals or not wanted <= known:
-            found = {name: dict.fromkeys(str(cell.axes[name]) for cell in cells) for name in cells[0].axes}
-            axes = "; ".join(f"{name}={','.join(own)}" for name, own in found.items())
+            all_labels = {
+                name: dict.fromkeys(str(cell.axes[name]) for cell in cells) for name in cells[0].axes
+            }
+            axes = "; ".join(f"{name}={','.join(own)}" for name, own in all_labels.items())
             raise ValueError(f"only={word}: must be an axis and some of its labels: {axes}")
         cells = [cell for cell in cells if _by_value(cell.axes[axis]) in wanted]
     return cells
@@ -131,24 +139,25 @@ def check_data(folder: SweepFolder) -> None:
     tasks = {path: config.task for config in folder.configs.values() for path in config.folders}
     for path in sorted(tasks):
         if not path.is_dir():
-            known = PUZZLES.get(path.name)
-            corpus = (
-                path.name if path.name in ("stdlib", "fineweb-edu") else OWN.get(tasks[path], "text FILE…")
-            )
-            how = f"`deeploop prepare {known.prepare if known else corpus} --out {path}`"
+            words = OWN.get(tasks[path], "text FILE…")
+            if path.name in PUZZLES:
+                words = PUZZLES[path.name].prepare
+            elif path.name in ("stdlib", "fineweb-edu"):
+                words = path.name
+            how = f"`deeploop prepare {words} --out {path}`"
             raise ValueError(f"data.path={path}: no such folder; make it with {how}, or name one with --data")
 
 
 def data_differences(folder: SweepFolder) -> list[str]:
     """List how the ARC sets of the cells, and their epochs, differ from the paper's."""
-    from deeploop.tasks.puzzles.data.sets import PuzzleSet  # imported here: --help needs no numpy
-    from deeploop.tasks.puzzles.task import arc_differences
+    from deeploop.tasks.puzzles.data.arc import arc_differences  # imported here: --help needs no numpy
+    from deeploop.tasks.puzzles.data.sets import PuzzleSet
 
     reasoners = [config for config in folder.configs.values() if isinstance(config, ReasonerTrainConfig)]
     trained = {(config.data.path, config.optim.steps, config.optim.batch) for config in reasoners}
     sets = {path: PuzzleSet.open(path) for path, _, _ in trained}
-    found = [arc_differences(sets[path], steps, batch) for path, steps, batch in sorted(trained)]
-    return [*dict.fromkeys(text for texts in found for text in texts)]
+    differences = [arc_differences(sets[path], steps, batch) for path, steps, batch in sorted(trained)]
+    return [*dict.fromkeys(text for texts in differences for text in texts)]
 
 
 def show_done(folder: SweepFolder, record: SweepRecord, args: SweepArgs) -> int:

@@ -62,5 +62,5 @@ def _kind_with(given: set[str]) -> type[RunConfig]:
 
 def _load(place: str) -> type[Any]:
     module, name = place.split(":")
-    found: type[Any] = getattr(import_module(module), name)
-    return found
+    kind: type[Any] = getattr(import_module(module), name)
+    return kind

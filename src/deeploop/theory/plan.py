@@ -61,13 +61,13 @@ def plan_single(
         if count < 0:
             raise ValueError(f"{name}={count}: must be 0 (none) or more")
     s, once = single_loop(blocks, rounds), {"prelude": prelude, "coda": coda}
-    found: Numbers = {"blocks": blocks, "rounds": rounds, **once, **_plan(s, {"loop": rule}, s.N)}
-    found |= {"once": {name: _scales(rule, K, K, 1) for name, K in once.items() if K}, "training": training}
+    numbers: Numbers = {"blocks": blocks, "rounds": rounds, **once, **_plan(s, {"loop": rule}, s.N)}
+    numbers |= {"once": {name: _scales(rule, K, K, 1) for name, K in once.items() if K}, "training": training}
     if other:
         nothing = ("p", "ratio", "untied_bound", "untied_growth", "aligned_bound", "aligned_growth")
-        found |= {"rule": str(other), **dict.fromkeys(nothing), **other.scales(blocks, rounds)._asdict()}
-        found["verdict"] = f"under {other}, {other.claim}. The paper's bounds are for its own block."
-    return found
+        numbers |= {"rule": str(other), **dict.fromkeys(nothing), **other.scales(blocks, rounds)._asdict()}
+        numbers["verdict"] = f"under {other}, {other.claim}. The paper's bounds are for its own block."
+    return numbers
 
 
 def plan_hierarchy(
@@ -139,8 +139,8 @@ def _side(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str) -> Numb
     """Describe a rule, or one for each module, at depth N: its bounds, and how they grow."""
 
     def each(value: Callable[[ScalingRule], Any]) -> Any:
-        found = {m: value(rule) for m, rule in rules.items()}
-        return found if len(set(found.values())) > 1 else next(iter(found.values()))
+        values = {m: value(rule) for m, rule in rules.items()}
+        return values if len(set(values.values())) > 1 else next(iter(values.values()))
 
     def growth(rule: ScalingRule) -> str:
         blocks = {"K": 1 - 4 * exact(rule.p)} if R == "R" else {}

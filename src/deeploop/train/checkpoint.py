@@ -65,10 +65,6 @@ def save_checkpoint(
     rng = world.gather(_rng_state(world.device))
     final = folder / "checkpoints" / f"step-{step:08d}"
     if world.is_main and not final.exists():
-        for left_behind in own_folder(final.parent).glob(".step-*"):  # left by a process killed while saving
-            _remove(left_behind)
-        part = final.with_name(f".{final.name}.part")
-        part.mkdir()
         files: dict[str, dict[str, Any]] = {
             WEIGHTS: weights,
             OPTIMIZER: _flatten(cast(Moments, moments["state"])),
@@ -76,17 +72,26 @@ def save_checkpoint(
         }
         if tensors:
             files[TASK] = dict(tensors)
-        for name, content in files.items():
-            _save_tensors(part / name, content)
-        _write_record(part, {"format": FORMAT, "step": step, **state}, files)
-        sync_folder(part)
-        part.rename(final)
-        sync_folder(final.parent)
+        _write(final, files, {"step": step, **state})
         for old in list_checkpoints(folder)[:-keep]:
             # Renamed first: a deletion cut short must not leave something that looks complete.
             _remove(old.rename(old.with_name(f".{old.name}.old")))
     world.barrier()
     return final
+
+
+def _write(final: Path, files: Mapping[str, dict[str, Any]], state: dict[str, Any]) -> None:
+    """Write a checkpoint under another name, sync it, and rename it."""
+    for left_behind in own_folder(final.parent).glob(".step-*"):  # left by a process killed while saving
+        _remove(left_behind)
+    part = final.with_name(f".{final.name}.part")
+    part.mkdir()
+    for name, tensors in files.items():
+        _save_tensors(part / name, tensors)
+    _write_record(part, {"format": FORMAT, **state}, files)
+    sync_folder(part)
+    part.rename(final)
+    sync_folder(final.parent)
 
 
 def _remove(folder: Path) -> None:
@@ -164,7 +169,7 @@ def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[
 
     Damaged ones are renamed, because the run will reach their step and save there again.
     """
-    found: tuple[Path | None, dict[str, Any], list[str]] = (None, {}, [])
+    newest: tuple[Path | None, dict[str, Any], list[str]] = (None, {}, [])
     if world.is_main:  # the other ranks follow it, so that all resume from the same checkpoint
         whole, state, damaged = find_whole(folder)
         if damaged and whole is None:  # nothing is renamed, or the next start would begin a new run
@@ -172,8 +177,8 @@ def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[
         for checkpoint in damaged:
             own_folder(checkpoint.parent)
             checkpoint.rename(unused_path(checkpoint.with_name(f"damaged-{checkpoint.name}")))
-        found = whole, state, [*damaged.values()]
-    return world.gather(found)[0]
+        newest = whole, state, [*damaged.values()]
+    return world.gather(newest)[0]
 
 
 def load_weights(
@@ -215,12 +220,12 @@ def load_moments(checkpoint: Path, model: nn.Module) -> Moments:
     path = checkpoint / OPTIMIZER
     if not path.exists():
         return {}
-    found = _load(path)
+    moments = _load(path)
     own = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    keys = {"exp_avg", "exp_avg_sq", "step", *(flat.partition(":")[0] for flat in found)}
+    keys = {"exp_avg", "exp_avg_sq", "step", *(flat.partition(":")[0] for flat in moments)}
     with _named(path):
-        check_tensors(found, {f"{key}:{name}": own[name] * (key != "step") for key in keys for name in own})
-    return _unflatten(found)
+        check_tensors(moments, {f"{key}:{name}": own[name] * (key != "step") for key in keys for name in own})
+    return _unflatten(moments)
 
 
 def load_tensors(checkpoint: Path) -> dict[str, Tensor]:
@@ -239,15 +244,8 @@ def copy_weights(checkpoint: Path, folder: Path) -> None:
 
 def save_weights(folder: Path, model: nn.Module, state: dict[str, Any]) -> Path:
     """Save weights trained elsewhere as the checkpoint of step 0: to start from, not to resume."""
-    final = own_folder(folder / "checkpoints") / f"step-{0:08d}"
-    part = final.with_name(f".{final.name}.part")
-    _remove(part)
-    part.mkdir()
-    _save_tensors(part / WEIGHTS, model.state_dict())
-    _write_record(part, {"format": FORMAT, "step": 0, **state})
-    sync_folder(part)
-    part.rename(final)
-    sync_folder(final.parent)
+    final = folder / "checkpoints" / f"step-{0:08d}"
+    _write(final, {WEIGHTS: model.state_dict()}, {"step": 0, **state})
     return final
 
 

@@ -56,14 +56,14 @@ def check_state(state: Mapping[str, Any]) -> None:
         raise ValueError(f"validation={state['validation']!r:.80}: must be numbers and words")
 
 
-def check_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(tensors: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
     """Raise unless the tensors have these names and shapes, and hold finite real numbers."""
-    for name in sorted(wanted.keys() | found.keys()):
-        theirs = tuple(found[name].shape) if name in found else "absent"
+    for name in sorted(wanted.keys() | tensors.keys()):
+        theirs = tuple(tensors[name].shape) if name in tensors else "absent"
         ours = wanted.get(name, "absent")
         if theirs != ours:
             raise ShapeMismatch(f"{name} is {theirs} there and {ours} in this model")
-        if found[name].dtype not in REAL:
-            raise ValueError(f"{name} is of {found[name].dtype}: must be real numbers")
-        if not found[name].isfinite().all():
+        if tensors[name].dtype not in REAL:
+            raise ValueError(f"{name} is of {tensors[name].dtype}: must be real numbers")
+        if not tensors[name].isfinite().all():
             raise NotFinite(f"{name} holds numbers that are not finite (NaN or infinity)")

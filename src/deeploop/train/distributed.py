@@ -44,6 +44,11 @@ class World:
         """Return True if each rank holds a shard of the model."""
         return self.size > 1 and config.parallel == "fsdp"
 
+    def rows(self, count: int) -> slice:
+        """Return this rank's rows of `count`, which is a multiple of the ranks."""
+        share = count // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
+
     def sum(self, values: Tensor) -> Tensor:
         """Sum `values` over all ranks."""
         if self.size > 1:

@@ -14,9 +14,9 @@ from torch import nn
 
 from deeploop.accelerate import install, known
 from deeploop.config.run import DeviceConfig
+from deeploop.train.device import device_name
 from deeploop.train.distributed import World, physical_blocks, uses_bf16
 from deeploop.train.optim import supports_conditional_step
-from deeploop.train.progress import device_name
 from deeploop.train.replay import MOST_GRAPHS
 
 Blocks = Literal["kernels", "compiled", "eager"]
@@ -180,8 +180,8 @@ def _first_obstacle(model: nn.Module, device: torch.device) -> str:
     names = {module: name for name, module in model.named_modules()}
     if any(map(known.mixes, physical_blocks(model))) and not known.runs_mixers(device):
         return "an MLP across positions has kernels for Hopper GPUs alone"
-    found = (known.obstacle(block, names[block]) for block in physical_blocks(model))
-    return next(filter(None, found), "")
+    obstacles = (known.obstacle(block, names[block]) for block in physical_blocks(model))
+    return next(filter(None, obstacles), "")
 
 
 def _choose_blocks(config: DeviceConfig, device: torch.device, obstacle: str) -> tuple[Blocks, list[str]]:

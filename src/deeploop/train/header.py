@@ -8,8 +8,9 @@ from deeploop.rules import Rule
 from deeploop.tasks import task_class
 from deeploop.theory.scaling import Scales
 from deeploop.train.active import ActiveRun
+from deeploop.train.device import device_name
 from deeploop.train.memory import memory_of
-from deeploop.train.progress import device_name, hours_minutes_seconds
+from deeploop.train.progress import hours_minutes_seconds
 from deeploop.train.task import Task
 
 # What to do about a run that ends inside its warm-up.
@@ -191,11 +192,11 @@ def _notes(run: ActiveRun) -> list[str]:
 def _warnings(run: ActiveRun) -> list[str]:
     """Warnings about the plan, each with the option that changes it."""
     task = run.task
-    found = task.warnings()
+    texts = task.warnings()
     memory, whose = memory_of(run.world.device)
     if task.step_bytes > memory:
-        found.append(
+        texts.append(
             f"a step needs about {bytes_text(task.step_bytes)}, {whose} has {bytes_text(memory)}; "
             f"set a smaller --device.micro-batch (now {task.fit.micro_batch}), or --device.recompute block"
         )
-    return found
+    return texts

@@ -1,4 +1,4 @@
-"""The weights of another run, or of an export, to start from."""
+"""Start a run from the weights of another run, or of an export."""
 
 from collections.abc import Collection
 from dataclasses import fields
@@ -7,27 +7,14 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from deeploop.config.json import from_dict
-from deeploop.config.old_names import model_section
 from deeploop.config.run import RunConfig
-from deeploop.data.bpe import find_tokenizer
-from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
-from deeploop.data.tokenizers import Tokenizer
-from deeploop.files import read_object
-from deeploop.models.accounting import parameter_count
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.models.reasoner_config import ReasonerConfig
-from deeploop.runs.folder import (
-    WEIGHTS,
-    check_kind,
-    is_export,
-    load_any_config,
-    read_stamp,
-    require_checkpoint,
-)
+from deeploop.runs.folder import check_kind, is_export, load_any_config, read_stamp, require_checkpoint
 from deeploop.train.checkpoint import load_weights, read_whole_state
 from deeploop.train.checks import ShapeMismatch
+from deeploop.train.from_export import load_export, read_export
 from deeploop.train.task import Task
 
 
@@ -48,7 +35,7 @@ def option_words(field: str, value: Any) -> list[str]:
     """Return a config field and its value as words of the command line."""
     part, _, name = field.replace("_", "-").rpartition(".")
     if isinstance(value, bool):
-        return [f"--{part}.{name}" if value else f"--{part}.no-{name}"]
+        return [f"--{part}.{'' if value else 'no-'}{name}"]
     return [f"--{part}.{name}", *map(str, value if isinstance(value, tuple) else [value])]
 
 
@@ -87,8 +74,8 @@ def changes_from(ours: Any, source: Path) -> list[Change]:
     if not isinstance(ours, GPTConfig | ReasonerConfig) or type(theirs) is not type(ours):
         return []
     names = (field.name for field in fields(ours))
-    found = (Change(name, getattr(theirs, name), getattr(ours, name)) for name in names)
-    return [change for change in found if change.old != change.new and not _is_same(change, theirs, ours)]
+    pairs = (Change(name, getattr(theirs, name), getattr(ours, name)) for name in names)
+    return [change for change in pairs if change.old != change.new and not _is_same(change, theirs, ours)]
 
 
 def _is_same(change: Change, theirs: Any, ours: Any) -> bool:
@@ -125,10 +112,12 @@ def _other_model(source: Path, changes: list[Change]) -> ValueError:
 
 
 def _shown(value: Any) -> str:
+    """Format a value as on the command line."""
     return (" ".join(map(str, value)) or "()") if isinstance(value, tuple) else str(value)
 
 
 def _load_weights(source: Path, task: Task, model: nn.Module) -> None:
+    """Load the source's weights, unless they were trained on other data than this task can have."""
     if is_export(source):
         load_export(model, source, task.tokenizer)
         return
@@ -142,43 +131,3 @@ def origin(init_from: Path | None) -> dict[str, Any]:
     """Return what a retrofit records of its source; runs that start from it record it too."""
     stamp = {} if init_from is None or is_export(init_from) else read_stamp(init_from)
     return {"retrofit": stamp["retrofit"]} if "retrofit" in stamp else {}
-
-
-# ── From an exported folder (`deeploop export`) ──
-def read_export(folder: Path) -> GPTConfig:
-    """Read the config of an export; refuse one that its file of weights is too small for."""
-    path = folder / "config.json"
-    found = model_section(read_object(path))
-    own = {field.name: found[field.name] for field in fields(GPTConfig) if field.name in found}
-    config: GPTConfig = from_dict(GPTConfig, own | {"rounds": found.get("trained_rounds")}, str(path))
-    try:
-        size = (folder / WEIGHTS).stat().st_size
-    except OSError as error:
-        raise ValueError(f"{folder / WEIGHTS}: can't be read ({error.strerror})") from None
-    padding = (config.padded_vocabulary - config.vocabulary) * (2 * config.width + 1)
-    if 2 * (parameter_count(config) - padding) > size:  # in bfloat16; a resized vocabulary has no padding
-        raise ValueError(f"{folder / WEIGHTS}: {size:,} bytes are too few for the model of {path}")
-    return config
-
-
-def load_export(model: nn.Module, folder: Path, tokenizer: Tokenizer | None) -> None:
-    """Load exported weights into `model`; raise if their tokenizer differs."""
-    words = read_export(folder).vocabulary
-    if tokenizer is not None and not _reads(folder, tokenizer):
-        raise ValueError(
-            f"init_from={folder}: reads other tokens than {tokenizer.name}; prepare the data with "
-            f"--tokenizer {folder}"
-        )
-    load_weights(model, folder, prefix="model.", may_lack=GATE, words=words)
-
-
-def _reads(folder: Path, tokenizer: Tokenizer) -> bool:
-    """Return True if the export's tokenizer gives the same ids; deeploop's own export has only the merges."""
-    theirs = find_tokenizer(str(folder))
-    if isinstance(tokenizer, PretrainedTokenizer):
-        return isinstance(theirs, PretrainedTokenizer) and theirs.reads_as(tokenizer)
-    model = read_object(folder / "tokenizer.json").get("model")
-    merges = model.get("merges") if isinstance(model, dict) else None
-    if not isinstance(merges, list):
-        return False
-    return [tuple(pair) if isinstance(pair, list) else pair for pair in merges] == list(tokenizer.merges)

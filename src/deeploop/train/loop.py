@@ -13,10 +13,10 @@ from typing import Any, Literal
 from deeploop.config.run import RunConfig
 from deeploop.runs.folder import last_checkpoint
 from deeploop.train.active import ActiveRun
+from deeploop.train.device import peak_flops
 from deeploop.train.distributed import is_sharded, open_world
 from deeploop.train.metrics import as_read_back
 from deeploop.train.opening import open_run
-from deeploop.train.progress import peak_flops
 from deeploop.train.steps import StepQueue, StepResult, non_finite_report
 from deeploop.train.stop import StopRequest
 from deeploop.train.task import EvaluationStopped, TaskFactory

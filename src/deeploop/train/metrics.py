@@ -190,15 +190,15 @@ def finite(value: Any) -> Any:
 
 def as_read_back(values: Record) -> Record:
     """Return the values as JSON gives them back; raise for one that readers would refuse."""
-    found = {}
+    plain = {}
     for name, value in finite(values).items():
         try:
-            found[name] = parse_json(json.dumps(value))
+            plain[name] = parse_json(json.dumps(value))
         except TypeError:  # a tensor, an array
             raise ValueError(f"{name}={value!r:.40}: must be a plain value, such as a float") from None
-        if not is_sound({name: found[name]}):
+        if not is_sound({name: plain[name]}):
             raise ValueError(f"{name}={value!r:.40}: must be a {'string' if name in WORDS else 'number'}")
-    return found
+    return plain
 
 
 def _tensorboard(folder: Path) -> Any:

@@ -24,20 +24,20 @@ def first_non_finite(model: nn.Module, forward: Callable[[], None], world: World
         lambda: gradients,
     )
     for search in searches:
-        found = [name for names in world.gather(search()) for name in names]
-        if found:
-            return found[0]
+        broken = [name for names in world.gather(search()) for name in names]
+        if broken:
+            return broken[0]
     return "not found when the step was repeated"
 
 
 def _broken_outputs(model: nn.Module, forward: Callable[[], None]) -> list[str]:
     """Name the modules whose output is not finite, in the order of their calls."""
-    found: list[str] = []
+    names: list[str] = []
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             if any(map(_broken, output if isinstance(output, tuple) else (output,))):
-                found.append(f"output of {name or 'the model'}")
+                names.append(f"output of {name or 'the model'}")
 
         return hook
 
@@ -46,7 +46,7 @@ def _broken_outputs(model: nn.Module, forward: Callable[[], None]) -> list[str]:
         forward()
     for hook in hooks:
         hook.remove()
-    return found
+    return names
 
 
 def _broken(value: Any) -> bool:

@@ -66,11 +66,8 @@ def open_run(
     )
     run = ActiveRun(config, world, built, model, optimizer, execution, display, lock=lock)
     run.load_state(state)
-    run.ended_before = world.gather(read_ending(config.out) if has_run else None)[0]
-    if run.last_evaluated_step < run.step and run.has_ended:  # the stopped run skipped its last validation
-        run.last_evaluated_step = run.step
-        last = last_lines(config.out)[1]
-        run.last_validation = {key: last[key] for key in last if key not in ("kind", "step")}
+    if has_run:
+        _load_ending(run)
     for line in (*damaged, *changed, *introduction(run, source)):
         display.say(line)
     if world.is_main:
@@ -148,6 +145,15 @@ def _load(
             raise ValueError(f"{error}; {advice}") from None
     start = checkpoint.name if checkpoint else "the start"
     return state, [f"{what}: moved aside; resuming from {start}" for what in damaged]
+
+
+def _load_ending(run: ActiveRun) -> None:
+    """Set how the run had ended, and its last validation if that was made after the checkpoint."""
+    run.ended_before = run.world.gather(read_ending(run.config.out))[0]
+    if run.last_evaluated_step < run.step and run.has_ended:
+        run.last_evaluated_step = run.step
+        last = last_lines(run.config.out)[1]
+        run.last_validation = {key: last[key] for key in last if key not in ("kind", "step")}
 
 
 def _open_folder(run: ActiveRun, state: dict[str, Any]) -> MetricsWriter:

@@ -1,45 +1,18 @@
-"""Progress and speed of a run, and their display."""
+"""Progress of a run: seconds spent in its steps, and a progress bar."""
 
 import sys
 import time
 from dataclasses import dataclass, field
 
-import torch
 from tqdm import tqdm
 
 from deeploop.terminal import printable
 
-LINE_SECONDS = 10  # least time between two printed lines
+LINE_SECONDS = 10  # at least, between two printed lines
+MOST_LINES = 100  # printed for the steps of a run
 ESTIMATE_AFTER = 3  # seconds of steps before the time left is estimated
-LEAST_ESTIMATE = 30  # shorter estimates are not printed
-LEAST_VALIDATION = 3  # seconds; shorter validations are not shown
-# Peak dense bf16 FLOP/s from the data sheets, for model FLOPs utilization (`mfu`).
-PEAK_FLOPS = {
-    "H200": 989e12,  # a GH200 too
-    "H100": 989e12,
-    "B200": 2250e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "RTX 4090": 165e12,
-}
-
-
-def peak_flops(device: torch.device) -> float | None:
-    """Return the peak FLOP/s of a device; None if unknown, as for every CPU."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for key, peak in PEAK_FLOPS.items() if key in name), None)
-
-
-def device_name(device: torch.device) -> str:
-    """Return the name of a device for display."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_threads()
-
-
-def cpu_threads() -> str:
-    count = torch.get_num_threads()
-    return f"{count} CPU thread{'s' * (count != 1)}"
+LEAST_ESTIMATE = 30  # seconds; a shorter time left is not announced
+LEAST_VALIDATION = 3  # seconds; the progress of shorter validations is not shown
 
 
 @dataclass
@@ -90,31 +63,32 @@ class Display:
         self._began = self._line_time = self._validation_began = time.monotonic()
         self._line_step = done
         self._postfix = ""
-        self._first_step_end: float | None = None  # steps are timed from here, as the first one compiles
-        self._has_estimate = False
+        self._first_step_end: float | None = None
+        self._has_announced = False
 
     def step(self, loss: float, rate: float, tokens_per_s: float | None) -> None:
-        """Show a step; the speed is given where a line is logged."""
+        """Count a step, and show its loss if `tokens_per_s` is given, which it is where a line is logged."""
         self._bar.update()
         self._step += 1
-        self._estimate()
-        if tokens_per_s is not None:
-            parts = f"loss {loss:.3f}", f"lr {rate:.1e}", f"{_thousands(tokens_per_s)} tok/s"
-            self._postfix = ", ".join(parts)
-            self._bar.set_postfix_str(self._postfix, refresh=False)
-            line = "  ".join([*parts, f"{self._time_left()} left"])
-            if 100 * (self._step - self._line_step) >= self._total and self._print_line(line):
-                self._line_step = self._step
+        self._announce_time()
+        if tokens_per_s is None:
+            return
+        parts = f"loss {loss:.3f}", f"lr {rate:.1e}", f"{_thousands(tokens_per_s)} tok/s"
+        self._postfix = ", ".join(parts)
+        self._bar.set_postfix_str(self._postfix, refresh=False)
+        is_due = MOST_LINES * (self._step - self._line_step) >= self._total
+        if is_due and self._print_line("  ".join([*parts, f"{self._time_left()} left"])):
+            self._line_step = self._step
 
-    def _estimate(self) -> None:
-        """Print once how long the run will take, after ESTIMATE_AFTER seconds of steps."""
+    def _announce_time(self) -> None:
+        """Print once how long the run will take, from the steps after the first one, which compiles."""
         now = time.monotonic()
         if self._first_step_end is None:
             self._first_step_end = now
         elapsed = now - self._first_step_end
-        if self._has_estimate or elapsed < ESTIMATE_AFTER:
+        if self._has_announced or elapsed < ESTIMATE_AFTER:
             return
-        self._has_estimate = True
+        self._has_announced = True
         steps_left = self._total - self._step
         seconds = steps_left * elapsed / (self._step - self._first - 1)
         if seconds > LEAST_ESTIMATE:
@@ -122,10 +96,10 @@ class Display:
 
     def validating(self, share: float) -> None:
         """Show the share of a validation that is done, from 0 to 1."""
+        now = time.monotonic()
         if share == 0:
-            self._validation_began = time.monotonic()
-            return
-        elapsed = time.monotonic() - self._validation_began
+            self._validation_began = now
+        elapsed = now - self._validation_began
         if elapsed < LEAST_VALIDATION:
             return
         if share == 1:
@@ -136,7 +110,7 @@ class Display:
         self._print_line(text)
 
     def _print_line(self, text: str) -> bool:
-        """Print a text with the step if LINE_SECONDS have passed since the last; return True if printed."""
+        """Print a text after the step, at most once in LINE_SECONDS; return True if printed."""
         now = time.monotonic()
         if not self._prints_steps or now - self._line_time < LINE_SECONDS:
             return False
@@ -145,10 +119,12 @@ class Display:
         return True
 
     def _time_left(self) -> str:
-        pace = (time.monotonic() - self._began) / (self._step - self._first)  # with validations and saves
+        """Estimate the time left at the pace so far, with validations and saves."""
+        pace = (time.monotonic() - self._began) / (self._step - self._first)
         return hours_minutes_seconds((self._total - self._step) * pace)
 
     def say(self, text: str) -> None:
+        """Print a text above the bar."""
         if not self._shown:
             return
         try:

@@ -140,10 +140,10 @@ def check_size(checkpoint: Path, weights: int, table: int) -> None:
         )
 
 
-def check_tokenizer(data: Path, found: str, tokenizer: Tokenizer, run: Path) -> None:
+def check_tokenizer(data: Path, name: str, tokenizer: Tokenizer, run: Path) -> None:
     """Raise if the data have another tokenizer than the run; a trained one has its hash in its name."""
-    if found != tokenizer.name:
+    if name != tokenizer.name:
         raise ValueError(
-            f"data={data}: holds {found} tokens, the run was trained on {tokenizer.name}; "
+            f"data={data}: holds {name} tokens, the run was trained on {tokenizer.name}; "
             f"prepare it with --tokenizer {how_to_ask(tokenizer.name, run)}"
         )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.train.distributed import World
 from deeploop.train.execution import Capabilities
-from deeploop.train.memory import Fit
+from deeploop.train.memory import Fit, Needs, fit, needs_on
 from deeploop.train.optim import make_optimizer
 
 OnBatch = Callable[[float], None]
@@ -59,8 +59,8 @@ class Monitor(Protocol):
 class Task(ABC):
     """A model, its data, its loss and its evaluation: `build`, `batches`, `loss`, `evaluate`, `describe`.
 
-    With a config that names it, these make a kind of run. `__init__` sets `fit`, `examples` and
-    `targets_per_step`; everything else has a default.
+    With a config that names it, these make a kind of run. `__init__` sets `fit` (by `fit_memory`), `examples`
+    and `targets_per_step`; everything else has a default.
     """
 
     is_given: ClassVar[bool] = False
@@ -91,6 +91,12 @@ class Task(ABC):
     def __init__(self, config: Any, world: World) -> None:
         self.config, self.world = config, world
         self.begun_with = config.optim.steps
+
+    def fit_memory(self, needs: Needs, tokens: int) -> None:
+        """Set `fit` and `step_bytes` from the bytes that a step `needs`; a sequence has `tokens`."""
+        config, world = self.config, self.world
+        self.fit = fit(config.optim.batch, config.device, world, needs, tokens=tokens)
+        self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
 
     def drawn(self, step: int) -> int:
         """Return the number of sequences drawn in the first `step` steps."""

@@ -15,7 +15,7 @@ from deeploop.data.tokenizers import Tokenizer
 from deeploop.eval.generation import choose, require_finite
 from deeploop.eval.sampling import Sampling
 from deeploop.models.gpt import LoopedGPT
-from deeploop.tasks.chat.data import cut_at_front
+from deeploop.tasks.chat.prepare import cut_at_front
 from deeploop.tasks.chat.template import (
     END,
     GUARD,

@@ -77,7 +77,7 @@ class ChatTemplate:
         An answer ends with END: the template's own, or one appended to the last text that it writes. With
         `ask`, the last segment is the prompt for one more answer.
         """
-        found: list[Segment] = []
+        parts: list[Segment] = []
         done = ""
         for index, message in enumerate(messages):
             if message["role"] == "assistant":
@@ -86,11 +86,11 @@ class ChatTemplate:
                 body, end, _ = self._rest(whole, done + before).partition(END)
                 if not body.strip() and message["content"].strip():
                     raise ValueError(f"template {self.name}: leaves the answers out")
-                found += [(before, False), (body + END, True)]
+                parts += [(before, False), (body + END, True)]
                 done += before + body + end
         if ask:
-            found.append((self._rest(self.render(messages, ask=True), done), False))
-        return found
+            parts.append((self._rest(self.render(messages, ask=True), done), False))
+        return parts
 
     def _rest(self, text: str, done: str) -> str:
         if not text.startswith(done):
@@ -136,11 +136,11 @@ def check_messages(messages: Any) -> list[Message]:
     """Check the messages of a conversation and drop those after its last answer."""
     if not isinstance(messages, list) or not messages:
         raise ValueError("messages: must be a list of messages")
-    found = [_checked(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    answers = [index for index, message in enumerate(found) if message["role"] == "assistant"]
+    checked = [_checked(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    answers = [index for index, message in enumerate(checked) if message["role"] == "assistant"]
     if not answers:
         raise ValueError("messages: has no answer (no message of role assistant)")
-    return found[: answers[-1] + 1]
+    return checked[: answers[-1] + 1]
 
 
 def _checked(message: Any, where: str) -> Message:

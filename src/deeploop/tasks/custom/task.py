@@ -96,8 +96,7 @@ class CustomTask(Task):
             )
         self.step = step + 1
         self.targets_per_step = parts[-1].numel()
-        own = rows // self.world.size
-        mine = slice(self.world.rank * own, (self.world.rank + 1) * own)
+        mine = self.world.rows(rows)
         return StepData([*zip(*(part[mine].split(self.fit.micro_batch) for part in parts), strict=True)])
 
     def tokens_at_once(self) -> int:

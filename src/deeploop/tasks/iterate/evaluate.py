@@ -5,22 +5,25 @@ diagram to spacetime.png.
 """
 
 import time
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
+import torch
 
 from deeploop.exits import memory_advice
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import plots, results
 from deeploop.runs.folder import provenance, require_checkpoint
-from deeploop.tasks.iterate import scores
+from deeploop.tasks.iterate import tables
 from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.tasks.iterate.load import load_iterate
 from deeploop.tasks.iterate.problems.base import solve
 from deeploop.tasks.iterate.problems.examples import Examples, held_out
-from deeploop.tasks.iterate.scoring import copying, rollout, score_sums
-from deeploop.tasks.iterate.scoring import scores as means
+from deeploop.tasks.iterate.scoring import copying, rollout, score_sums, scores
 from deeploop.tasks.options import EvalArgs, IteratedOptions
 from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
@@ -37,68 +40,87 @@ BATCH = 128
 def run(args: EvalArgs) -> str:
     """Evaluate, write the result into the run folder, and return the text to print."""
     assert args.run is not None
-    folder, options = args.run, args.iterated
+    folder = args.run
     checkpoint = require_checkpoint(folder)
     results.check(folder)
     if args.rounds and min(args.rounds) < 1:
         raise ValueError(f"rounds={min(args.rounds)}: must be at least 1")
     model, config = load_iterate(folder, checkpoint=checkpoint)
-    recompute_alpha = args.recompute_alpha or config.model.recompute_alpha
     config = replace(config, device=replace(config.device, kind=args.device))
-    examples = change_task(config, options)
+    examples = change_task(config, args.iterated)
+    steps = chosen_steps(args.iterated, config, examples)
+    instances = held_out(examples.task, args.limit or config.data.test_examples)
+    with open_world(config.device) as world, memory_advice("a smaller --limit"):
+        choose_execution(config.device, world, model).apply(wrap(model, config.device, world))
+        computed = partial(arithmetic, config.device, world.device)
+        record = evaluate(model, config, examples, instances, steps, args, world.device, computed)
+        record |= {"checkpoint": checkpoint.name, **provenance()}
+        files = [results.add(folder, record, IDENTITY), folder / "steps.png"]
+        plots.save_png(tables.matrix_chart(record), files[1])
+        if config.data.task == "automaton" and not examples.tells_steps:
+            files.append(folder / "spacetime.png")
+            with computed():
+                states = diagram(model, examples, instances[:1], steps[-1], record["recompute_alpha"])
+            plots.save_png(tables.space_time(*states, config.data.train_steps), files[-1])
+    return results.printed(record, tables.report(str(folder), record), files, as_json=args.json)
+
+
+def chosen_steps(options: IteratedOptions, config: IterateTrainConfig, examples: Examples) -> list[int]:
+    """The numbers of steps to evaluate at, which the task must have at its size."""
     steps = sorted(set(options.steps or config.data.test_steps))
     if steps[-1] > examples.longest:
         raise ValueError(
             f"steps={steps[-1]}: must be at most {examples.longest} for {config.data.task} of this size"
         )
+    return steps
+
+
+def evaluate(
+    model: LoopedGPT,
+    config: IterateTrainConfig,
+    examples: Examples,
+    instances: np.ndarray,
+    steps: list[int],
+    args: EvalArgs,
+    device: torch.device,
+    computed: Callable[[], AbstractContextManager[object]],
+) -> dict[str, Any]:
+    """Score every number of rounds at every number of steps, as plain values."""
     rounds = sorted({*args.rounds} or {config.rounds.at_test(h, config.model.rounds) for h in steps})
-    instances = held_out(examples.task, args.limit or config.data.test_examples)
-    with open_world(config.device) as world, memory_advice("a smaller --limit"):
-        choose_execution(config.device, world, model).apply(wrap(model, config.device, world))
-        computed = partial(arithmetic, config.device, world.device)
-        began = time.perf_counter()
-        sums = score_sums(
-            model,
-            examples,
-            instances,
-            [(R, h) for R in rounds for h in steps],
-            batch=BATCH,
-            device=world.device,
-            arithmetic=computed,
-            recompute_alpha=recompute_alpha,
-        )
-        found = {cell: asdict(score) for cell, score in means(sums).items()}
-        copied = copying(examples.task, instances, steps, config.data.train_steps)
-        record = {
-            "kind": "iterated",
-            "task": config.data.task,
-            "rule": config.data.rule if options.rule is None else options.rule,
-            "length": examples.task.length,
-            "trained_steps": config.data.train_steps,
-            "trained_rounds": config.model.rounds,
-            "sample": config.rounds.sample,
-            "recompute_alpha": recompute_alpha,
-            "examples": len(instances),
-            "steps": steps,
-            "rounds": rounds,
-            **{
-                name: finite([[found[R, h][name] for h in steps] for R in rounds])
-                for name in ("cells", "exact", "loss")
-            },
-            "copying": {str(h): share for h, share in copied.items()},
-            "seconds": round(time.perf_counter() - began, 3),
-            **how_computed(world.device, computed),
-            "checkpoint": checkpoint.name,
-            **provenance(),
-        }
-        files = [results.add(folder, record, IDENTITY), folder / "steps.png"]
-        plots.save_png(scores.matrix_chart(record), files[1])
-        if config.data.task == "automaton" and not examples.tells_steps:
-            files.append(folder / "spacetime.png")
-            with computed():
-                states = diagram(model, examples, instances[:1], steps[-1], recompute_alpha)
-            plots.save_png(scores.space_time(*states, config.data.train_steps), files[-1])
-    return results.printed(record, scores.report(str(folder), record), files, as_json=args.json)
+    recompute_alpha = args.recompute_alpha or config.model.recompute_alpha
+    began = time.perf_counter()
+    sums = score_sums(
+        model,
+        examples,
+        instances,
+        [(R, h) for R in rounds for h in steps],
+        batch=BATCH,
+        device=device,
+        arithmetic=computed,
+        recompute_alpha=recompute_alpha,
+    )
+    means = scores(sums)
+    copied = copying(examples.task, instances, steps, config.data.train_steps)
+    return {
+        "kind": "iterated",
+        "task": config.data.task,
+        "rule": config.data.rule if args.iterated.rule is None else args.iterated.rule,
+        "length": examples.task.length,
+        "trained_steps": config.data.train_steps,
+        "trained_rounds": config.model.rounds,
+        "sample": config.rounds.sample,
+        "recompute_alpha": recompute_alpha,
+        "examples": len(instances),
+        "steps": steps,
+        "rounds": rounds,
+        **{
+            name: finite([[getattr(means[R, h], name) for h in steps] for R in rounds])
+            for name in ("cells", "exact", "loss")
+        },
+        "copying": {str(h): share for h, share in copied.items()},
+        "seconds": round(time.perf_counter() - began, 3),
+        **how_computed(device, computed),
+    }
 
 
 def change_task(config: IterateTrainConfig, options: IteratedOptions) -> Examples:

@@ -46,8 +46,8 @@ def hops() -> IterateTrainConfig:
 
 def induction() -> IterateTrainConfig:
     """p-hop induction over 32 symbols with two blocks, as an induction head takes two layers."""
-    found = _like_automaton("induction", length=32, vocabulary=64, test_steps=(1, 2, 4, 6, 8))
-    return replace(found, model=replace(found.model, blocks=2))
+    config = _like_automaton("induction", length=32, vocabulary=64, test_steps=(1, 2, 4, 6, 8))
+    return replace(config, model=replace(config.model, blocks=2))
 
 
 def addition() -> IterateTrainConfig:

@@ -32,13 +32,13 @@ class IteratedScore:
 
 
 def scores(sums: Mapping[Cell, Tensor]) -> dict[Cell, IteratedScore]:
-    """Turn sums over examples of all ranks into means; NaN if no instance has an answer."""
-    found = {}
-    for cell, own in sums.items():
-        loss, right, cells, exact, answers = own.tolist()
-        cells, answers = cells or math.nan, answers or math.nan
-        found[cell] = IteratedScore(loss / cells, right / cells, exact / answers)
-    return found
+    """Turn the sums of `score_sums` over all ranks into means; NaN if no instance has an answer."""
+    return {cell: _mean(*own.tolist()) for cell, own in sums.items()}
+
+
+def _mean(loss: float, right: float, cells: float, exact: float, answers: float) -> IteratedScore:
+    cells, answers = cells or math.nan, answers or math.nan
+    return IteratedScore(loss / cells, right / cells, exact / answers)
 
 
 @torch.no_grad()
@@ -59,15 +59,14 @@ def score_sums(
     Unless the number of steps is part of the input, one pass with the most rounds gives all of them.
     `before_batch` is called with the batch's first row and the share of all passes done.
     """
-    wanted = sorted(set(cells))
-    sums = {cell: torch.zeros(5, dtype=torch.float64, device=device) for cell in wanted}
-    truth = solve(examples.task, instances, {steps for _, steps in wanted})
+    sums = {cell: torch.zeros(5, dtype=torch.float64, device=device) for cell in sorted(set(cells))}
+    truth = solve(examples.task, instances, {steps for _, steps in sums})
     # The steps that share a pass: all, unless they change the input.
     passes = [[steps] for steps in sorted(truth)] if examples.tells_steps else [sorted(truth)]
     was_training = model.training
     model.eval()
     for number, group in enumerate(passes):
-        rounds = {R for R, steps in wanted if steps in group}
+        rounds = {R for R, steps in sums if steps in group}
         for start in range(0, len(instances), batch):
             before_batch(start, (number + start / len(instances)) / len(passes))
             rows = slice(start, start + batch)
@@ -83,6 +82,7 @@ def score_sums(
 
 
 def _sums(logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum loss, right cells, scored cells, right answers and answers of a batch."""
     kept = targets >= 0
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
     # argmax of NaN logits would be token 0, which is often right.
@@ -139,11 +139,11 @@ def rollout(
     device = next(model.parameters()).device
     inputs = torch.from_numpy(task.inputs(instances)).to(device)
     with torch.no_grad():
-        found = [
+        answers = [
             logits.argmax(-1)[:, task.answers].cpu()
             for _, logits in read_outs(model, inputs, range(1, steps + 1), recompute_alpha=recompute_alpha)
         ]
-    return torch.stack(found).numpy()
+    return torch.stack(answers).numpy()
 
 
 def copying(
@@ -155,9 +155,9 @@ def copying(
     continue; it is high if states repeat.
     """
     truth = solve(task, instances, {*steps, *range(trained + 1)})
-    found = {}
+    best = {}
     for h in steps:
         scored = truth[h] >= 0
         if h > trained and scored.any():
-            found[h] = max(float((truth[h] == truth[t])[scored].mean()) for t in range(trained + 1))
-    return found
+            best[h] = max(float((truth[h] == truth[t])[scored].mean()) for t in range(trained + 1))
+    return best

@@ -23,7 +23,6 @@ from deeploop.tasks.iterate.scoring import score_sums, scores
 from deeploop.tasks.rounds import NoiseSampler, RoundsSampler, draw_upto
 from deeploop.train.distributed import World, arithmetic
 from deeploop.train.execution import Capabilities
-from deeploop.train.memory import fit, needs_on
 from deeploop.train.task import OnBatch, StepData, Task, ignore_batch
 
 DATA_KEY, STEPS_KEY = 1, 2  # combined with the seed
@@ -54,12 +53,7 @@ class IterateTask(Task):
         most = data.train_steps if config.rounds.sample == "steps" else config.model.rounds
         actual = replace(config.model, context=self.shown.tokens, rounds=most)
         needs = partial(training_bytes, actual, muon=config.optim.kind == "muon")
-        self.micro_batch, self.recompute = self.fit = fit(
-            batch, config.device, world, needs, tokens=self.shown.tokens
-        )
-        self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
-        self.share = batch // world.size
-        self.mine = slice(world.rank * self.share, (world.rank + 1) * self.share)
+        self.fit_memory(needs, self.shown.tokens)
         whole = held_out(self.task, data.test_examples)
         self.test = whole[world.rank :: world.size]
         self._rows_of_all = len(whole) // world.size  # some ranks have one more
@@ -78,7 +72,7 @@ class IterateTask(Task):
             recordable=True,
             draws_rounds=self.config.rounds.sample != "fixed",
             skippable=self.config.optim.non_finite == "skip",
-            tokens=self.micro_batch * self.shown.tokens,
+            tokens=self.fit.micro_batch * self.shown.tokens,
         )
 
     @classmethod
@@ -89,7 +83,7 @@ class IterateTask(Task):
     def build(self) -> LoopedGPT:
         """Build the model with freshly drawn weights, identical on every machine."""
         self.model = LoopedGPT(self.config.model, seed=self.config.seed)
-        self.model.recompute = self.recompute
+        self.model.recompute = self.fit.recompute
         return self.model
 
     def state(self) -> dict[str, Any]:
@@ -116,7 +110,8 @@ class IterateTask(Task):
         self.step = step + 1
         share = 1 / (targets >= 0).sum().clamp(min=1)  # over all ranks: each has drawn the whole batch
         parts = [inputs, targets] if noise is None else [inputs, targets, noise.transpose(0, 1)]
-        pieces = zip(*(part[self.mine].split(self.micro_batch) for part in parts), strict=True)
+        mine = self.world.rows(batch)
+        pieces = zip(*(part[mine].split(self.fit.micro_batch) for part in parts), strict=True)
         return StepData([(x, y, share, *rest) for x, y, *rest in pieces], rounds)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -136,7 +131,7 @@ class IterateTask(Task):
             self.shown,
             self.test,
             cells,
-            batch=self.micro_batch,
+            batch=self.fit.micro_batch,
             device=world.device,
             arithmetic=partial(arithmetic, config.device, world.device),
             # Only for batches that every rank has.
@@ -162,10 +157,10 @@ def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]
     """
     inside = [cell for cell in sums if cell[1] <= trained] or [min(sums, key=lambda cell: cell[1])]
     mean = scores({(0, 0): torch.stack([sums[cell] for cell in inside]).sum(0)})[0, 0]
-    found = scores(sums)
-    beyond = [1 - score.cells for (_, steps), score in found.items() if steps > trained]
+    means = scores(sums)
+    beyond = [1 - score.cells for (_, steps), score in means.items() if steps > trained]
     lists = {
-        f"{name}_by_steps": [getattr(found[cell], name) for cell in sums]
+        f"{name}_by_steps": [getattr(means[cell], name) for cell in sums]
         for name in ("loss", "cells", "exact")
     }
     return {

@@ -87,12 +87,12 @@ def run(args: DiagnoseArgs) -> str:
         )
         text += f"\n\n{UNDER_MUON}" if config.optim.kind == "muon" else ""
         texts.append(f"{text}\n\nwritten: {folder / 'diagnose.json'}, diagnose.png")
-    found: dict[str, Any] = {str(path): record for path, record in records.items()}
+    result: dict[str, Any] = {str(path): record for path, record in records.items()}
     if len({record["rounds"] for record in records.values()}) > 1:
         fits, gamma = gamma_report(records, configs)
         texts.append(gamma)
-        found["gamma"] = {title: asdict(fit) for title, fit in fits.items()}
-    return json.dumps(found, indent=1) if args.json else "\n\n".join(texts)
+        result["gamma"] = {title: asdict(fit) for title, fit in fits.items()}
+    return json.dumps(result, indent=1) if args.json else "\n\n".join(texts)
 
 
 def last_validation(run: Path, step: int) -> dict[str, Any] | None:

@@ -102,9 +102,9 @@ def judge_scores(args: EvalArgs, path: Path) -> str:
     return finish(args, path.parent, settings, stamp, rows, notes)
 
 
-def checked_settings(found: Any) -> dict[str, Any]:
+def checked_settings(saved: Any) -> dict[str, Any]:
     """Check the harness settings in a file of scores."""
-    settings = dict(found)
+    settings = dict(saved)
     for name in ("tasks", "shots"):
         kind = str if name == "tasks" else int
         if not settings[name] or any(type(value) is not kind for value in settings[name]):

@@ -23,18 +23,6 @@ def text(record: dict[str, Any], model: GPTConfig, path: Path, conclusion: str, 
     rule = model.residual.title
     for name, value in zip("αβε", model.scales, strict=True):
         rule += f", {name} = {value:.4g}" if value != 1 else ""
-    rows = [
-        (
-            name,
-            f"{_most(values, 'sensitivity'):.2f}",
-            f"{_most(values, 'update'):.2f}",
-            f"{values['own_kappa']:.2f}",
-            f"{record['kappas'][name]:.2f}",
-            f"{values['change']:.1%}",
-        )
-        for name, values in record["sublayers"].items()
-    ]
-    header = ("sublayer", "‖ΣU‖/max‖U‖", "‖ΣG‖/max‖G‖", "own κ", "κ", "last change of a norm")
     once = model.prelude + model.coda
     audited = f"audit: each of {model.blocks} blocks is visited {R} times"
     audited += f", prelude and coda ({once} blocks) once" if once else ""
@@ -45,7 +33,7 @@ def text(record: dict[str, Any], model: GPTConfig, path: Path, conclusion: str, 
         f"{record['updates']} updates G; probe of {record['tokens']:,} tokens of {record['probe']}",
         conclusion,
         "\n".join(record["audit"]) or audited,
-        text_table(header, rows),
+        sublayer_table(record),
         LEGEND,
         f"κ_R = {record['kappa']:.2f} of at most {R} (raw gradients {record['kappa_raw']:.2f}); "
         f"token similarity {record['similarity']:.2f}; branch to skip at most {max(ratios):.3g}",
@@ -59,6 +47,23 @@ def text(record: dict[str, Any], model: GPTConfig, path: Path, conclusion: str, 
         )
     parts.append(one_depth_verdict(record, "" if model.residual.law else str(model.residual)))
     return "\n\n".join(parts)
+
+
+def sublayer_table(record: dict[str, Any]) -> str:
+    """Make a table of the alignment of each sublayer."""
+    rows = [
+        (
+            name,
+            f"{_most(values, 'sensitivity'):.2f}",
+            f"{_most(values, 'update'):.2f}",
+            f"{values['own_kappa']:.2f}",
+            f"{record['kappas'][name]:.2f}",
+            f"{values['change']:.1%}",
+        )
+        for name, values in record["sublayers"].items()
+    ]
+    header = ("sublayer", "‖ΣU‖/max‖U‖", "‖ΣG‖/max‖G‖", "own κ", "κ", "last change of a norm")
+    return text_table(header, rows)
 
 
 def one_depth_verdict(record: dict[str, Any], block: str) -> str:
@@ -91,6 +96,7 @@ def one_depth_verdict(record: dict[str, Any], block: str) -> str:
 
 
 def _most(values: dict[str, Any], what: str) -> float:
+    """The norm of the visits' sum over the largest norm of a visit."""
     return values[f"{what}_sum"] / max(max(values[f"{what}_norms"]), 1e-30)
 
 

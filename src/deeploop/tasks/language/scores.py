@@ -6,7 +6,7 @@ from typing import Any
 
 from deeploop.eval.tasks import PAPER_TASKS
 from deeploop.report.plots import COLOURS, Chart, Line, Panel
-from deeploop.report.tables import text_table
+from deeploop.report.tables import number, text_table
 
 Record = dict[str, Any]
 # A result replaces an earlier one in eval.json that agrees in all of these.
@@ -37,14 +37,14 @@ def deviations(settings: Record, stamp: Record) -> list[str]:
 
 def left_out(rows: Sequence[Record]) -> list[str]:
     """Describe the tasks with items that were not scored; the same items are left out at every R."""
-    found = {
+    counts = {
         (row["task"], row["shots"]): (row["left_out"], row["items"] + row["left_out"])
         for row in rows
         if "left_out" in row
     }
     return [
         f"{task}, {shots}-shot: {count:,} of {items:,} items left out, with an answer longer than the context"
-        for (task, shots), (count, items) in found.items()
+        for (task, shots), (count, items) in counts.items()
     ]
 
 
@@ -97,6 +97,63 @@ def speed(record: Record, items: int) -> str:
         f"{record['requests']:,} requests, {items:,} items in {seconds:,.1f} s on {record['device']} "
         f"({record['precision']}): {items / seconds:,.1f} items/s"
     )
+
+
+# ── `deeploop validate` ─────────────────────────────────────────────────────────────────────────────────
+LOSSES = ("loss", "bits/byte", "token sim.")
+
+
+def validation_report(run: Path, record: Record) -> str:
+    """Format a validation for a terminal."""
+    most, plural = record["rounds"][-1]["rounds"], "s" * (record["sequences"] != 1)
+    parts = [
+        f"{run} at {record['checkpoint']}: {record['sequences']:,} sequence{plural}, {record['tokens']:,} "
+        f"tokens, {record['bytes']:,} bytes of {record['data']}",
+        depth_table(record["rounds"], record["trained_rounds"]),
+    ]
+    if record["adaptive"]:
+        note = "line: linear interpolation between fixed depths"
+        parts += [f"adaptive depth, at most {most} rounds; {note}", adaptive_table(record["adaptive"])]
+    if "cache" in record:
+        parts += [f"decoded token by token, R = {most}:", cache_table(record["cache"])]
+    if "by_corpus" in record:
+        parts.append(corpus_table(record["by_corpus"]))
+    return "\n\n".join(parts)
+
+
+def depth_table(rows: Sequence[Record], trained: int) -> str:
+    names = [f"{row['rounds']}{' (trained)' * (row['rounds'] == trained)}" for row in rows]
+    lines = [(name, *_losses(row)) for name, row in zip(names, rows, strict=True)]
+    return text_table(("R", *LOSSES), lines)
+
+
+def adaptive_table(rows: Sequence[Record]) -> str:
+    lines = []
+    for row in rows:
+        depth = f"{row['mean_rounds']:.2f}", number(row["line"], ".4f")
+        lines.append((f"{row['criterion']} {row['threshold']:g}", *depth, *_losses(row)))
+    return text_table(("stops by", "mean rounds", "line", *LOSSES), lines)
+
+
+def cache_table(rows: Sequence[Record]) -> str:
+    lines = []
+    for row in rows:
+        budget = "all" if row["cache_rounds"] is None else str(row["cache_rounds"])
+        lines.append((budget, str(row["slots"]), f"{row['bytes_per_token']:,.0f}", *_losses(row)))
+    return text_table(("cache rounds", "slots", "bytes/token", *LOSSES), lines)
+
+
+def corpus_table(corpora: Sequence[Record]) -> str:
+    lines = [
+        (one["corpus"], f"{one['sequences']:,}", str(row["rounds"]), *_losses(row))
+        for one in corpora
+        for row in one["rounds"]
+    ]
+    return text_table(("corpus", "sequences", "R", *LOSSES), lines)
+
+
+def _losses(row: Record) -> tuple[str, str, str]:
+    return f"{row['loss']:.4f}", f"{row['bits_per_byte']:.4f}", f"{row['similarity']:.2f}"
 
 
 # ── Charts ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -26,7 +26,7 @@ from deeploop.tasks.language.text import make_loader, mixture_windows, open_mixt
 from deeploop.tasks.rounds import FirstStateSampler, RoundsSampler
 from deeploop.train.distributed import World, arithmetic, share_of_rank
 from deeploop.train.execution import Capabilities
-from deeploop.train.memory import fit, needs_on, shards
+from deeploop.train.memory import shards
 from deeploop.train.task import OnBatch, StepData, Task, ignore_batch, set_rounds
 
 MANY_EPOCHS = 10
@@ -66,10 +66,7 @@ class LanguageTask(Task):
             shards=shards(config.device, world),
             muon=config.optim.kind == "muon",
         )
-        self.micro_batch, self.recompute = self.fit = fit(
-            config.optim.batch, config.device, world, needs, tokens=config.model.context
-        )
-        self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
+        self.fit_memory(needs, config.model.context)
         self.loader = PrefetchLoader(self.open_data(), pin=world.device.type == "cuda")
         # Computed from the scored tokens themselves: no constant prediction can beat their entropy.
         self.floor = unigram_floor(np.bincount(self.targets.flatten().numpy()))
@@ -96,7 +93,7 @@ class LanguageTask(Task):
             recordable=True,
             draws_rounds=(config.rounds.sample, config.rounds.ramp) != ("fixed", "off"),
             skippable=config.optim.non_finite == "skip",
-            tokens=self.micro_batch * config.model.context,
+            tokens=self.fit.micro_batch * config.model.context,
         )
 
     @classmethod
@@ -129,8 +126,8 @@ class LanguageTask(Task):
                 f"{self.corpus.tokenizer_name} tokens, which need model.vocabulary={self.corpus.vocabulary}; "
                 f"{self.other_vocabulary()}"
             )
-        found: Tokenizer = self.corpus.tokenizer()
-        return found
+        tokenizer: Tokenizer = self.corpus.tokenizer()
+        return tokenizer
 
     def other_vocabulary(self) -> str:
         """Advice for data with another vocabulary than the model's."""
@@ -148,7 +145,7 @@ class LanguageTask(Task):
     def build(self) -> LoopedGPT:
         """Build the model with freshly drawn weights, identical on every machine."""
         model = LoopedGPT(self.config.model, seed=self.config.seed)
-        model.recompute, model.backprop = self.recompute, self.config.rounds.backprop or None
+        model.recompute, model.backprop = self.fit.recompute, self.config.rounds.backprop or None
         if self.config.model.exit_gate:
             model.gate_training = self.config.gate
         if self.config.gate.stage == "gate-only":
@@ -197,16 +194,16 @@ class LanguageTask(Task):
 
     def batches(self, step: int) -> StepData:
         """This rank's share of the step, in pieces that fit the device, and the step's rounds."""
-        batch = self.next_batch()
+        batch, size = self.next_batch(), self.fit.micro_batch
         inputs = batch["inputs"]
-        pieces = {name: batch[name].split(self.micro_batch) for name in ("inputs", "targets")}
+        pieces = {name: batch[name].split(size) for name in ("inputs", "targets")}
         if self._states is not None:
             first = self.drawn(step) + self.world.rank * len(inputs)
             mine = range(first, first + len(inputs))
             states = self._states.at(mine, (inputs.shape[1], self.config.model.width))
-            pieces["state"] = states.split(self.micro_batch)
+            pieces["state"] = states.split(size)
         if "starts" in batch:
-            pieces["documents"] = tuple(map(document_bounds, batch["starts"].split(self.micro_batch)))
+            pieces["documents"] = tuple(map(document_bounds, batch["starts"].split(size)))
         if "scored" in batch:
             pieces["scored"] = (batch["scored"],) * len(pieces["inputs"])
         self._parts = list(pieces)
@@ -264,7 +261,7 @@ class LanguageTask(Task):
             inputs,
             targets,
             starts=starts,
-            batch=self.micro_batch,
+            batch=self.fit.micro_batch,
             device=world.device,
             arithmetic=partial(arithmetic, config.device, world.device),
             before_batch=lambda row: watch.at(row * rounds),
@@ -291,33 +288,33 @@ class LanguageTask(Task):
 
     def warnings(self) -> list[str]:
         """Warn of a rule without the bias that it needs, many epochs, and costly validations."""
-        config, found = self.config, []
+        config, texts = self.config, []
         rule, begins = config.model.residual, not (config.resume or config.init_from)
         if rule.has_alpha and begins and not config.model.unigram_bias:
-            found.append(
+            texts.append(
                 f"without the unigram bias {rule.name} may collapse during warm-up; "
                 "add --model.unigram-bias (docs/escape.md)"
             )
         for corpus in self.corpus.corpora if isinstance(self.corpus, Mixture) else ():
             if shared := shared_documents(corpus):
-                found.append(
+                texts.append(
                     f"{corpus.folder}: {shared:,} of {corpus.documents('validation'):,} validation documents "
                     "are in the training text too, so the validation loss is too low; prepare the text again"
                 )
         if large := self.large_vocabulary():
-            found.append(large)
+            texts.append(large)
         epochs = config.optim.steps * self.targets_per_step / self.examples
         if epochs > MANY_EPOCHS:
             fewer = max(1, MANY_EPOCHS * self.examples // self.targets_per_step)
-            found.append(
+            texts.append(
                 f"the corpus is repeated {epochs:,.0f} times; for {MANY_EPOCHS} epochs use --steps {fewer}"
             )
         if self.validation_steps > (every := config.data.validate_every):
-            found.append(
+            texts.append(
                 f"a validation costs {self.validation_steps:,.0f} steps, and there is one every {every}; "
                 "set a larger --data.validate-every or fewer --data.validation-rounds"
             )
-        return found
+        return texts
 
     def large_vocabulary(self) -> str | None:
         """Warn of a vocabulary that is most of the model, naming other tokenizers."""

@@ -58,11 +58,11 @@ def check_epochs(config: TrainConfig, mixture: Mixture) -> None:
     """Raise ValueError if the limits on epochs leave too few sequences, in total or in the last phase."""
     steps, epochs = config.optim.steps, config.data.epochs
     for shares, planned in ((mixture.shares, steps), (mixture.last, steps - mixture.switch(steps))):
-        found = mixture.sequences_within(epochs, config.model.context, shares)
-        if found is not None and found < (wanted := planned * config.optim.batch):
+        available = mixture.sequences_within(epochs, config.model.context, shares)
+        if available is not None and available < (wanted := planned * config.optim.batch):
             raise ValueError(
                 f"data.max_epochs={' '.join(map(str, config.data.max_epochs))}: {wanted:,} sequences are "
-                f"planned, and so many epochs have {found:,}; raise it, or lower optim.steps={steps}"
+                f"planned, and so many epochs have {available:,}; raise it, or lower optim.steps={steps}"
             )
 
 

@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ from deeploop.exits import memory_advice
 from deeploop.models.adaptive import AdaptiveDepth, ExitRule, decodes_to_validate
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import plots, results
-from deeploop.report.tables import text_table
 from deeploop.runs.folder import load_config, provenance, require_checkpoint, results_folder
 from deeploop.tasks.chat.config import ChatDataConfig
 from deeploop.tasks.chat.loader import held_out_rows
@@ -80,7 +78,7 @@ def run(args: ValidateArgs) -> str:
     if is_sweep:
         files.append(folder / "depth.png")
         plots.save_png(scores.depth_chart(results.read_depth(folder)), files[1])
-    return results.printed(record, report(record, args.run), files, as_json=args.json)
+    return results.printed(record, scores.validation_report(args.run, record), files, as_json=args.json)
 
 
 def needs_decoding(args: ValidateArgs, config: TrainConfig) -> str:
@@ -145,11 +143,14 @@ def by_corpus(
     model: LoopedGPT, parts: dict[str, Windows], how: dict[str, Any], args: ValidateArgs
 ) -> list[dict[str, Any]]:
     """Score each corpus in a mixture at every number of rounds."""
-    found = []
-    for name, windows in parts.items():
-        result = evaluate(model, replace(windows, **how), replace(args, adaptive=(), cache_rounds=()))
-        found.append({"corpus": name, "sequences": result["sequences"], "rounds": result["rounds"]})
-    return found
+    results = {
+        name: evaluate(model, replace(windows, **how), replace(args, adaptive=(), cache_rounds=()))
+        for name, windows in parts.items()
+    }
+    return [
+        {"corpus": name, "sequences": result["sequences"], "rounds": result["rounds"]}
+        for name, result in results.items()
+    ]
 
 
 def read_budget(word: str) -> int | None:
@@ -187,22 +188,20 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
     ]
     budgets = [read_budget(word) for word in dict.fromkeys(args.cache_rounds)]
     check(model, rules, budgets)
-    scores = score_rounds(model, windows, rounds, recompute_alpha=recompute)
+    by_rounds = score_rounds(model, windows, rounds, recompute_alpha=recompute)
+    losses = {R: score.loss for R, score in by_rounds.items()}
+    fixed = [{"rounds": R, **asdict(score)} for R, score in by_rounds.items()]
     adaptive: list[dict[str, Any]] = []
     for rule in rules:
         model.set_rounds(rounds[-1], recompute_alpha=recompute)
         mean, score = score_adaptive(model, windows, rule)
-        line = between_depths({R: one.loss for R, one in scores.items()}, mean)
+        line = between_depths(losses, mean)
         adaptive.append({**asdict(rule), "mean_rounds": mean, "line": line, **asdict(score)})
     cache: list[dict[str, Any]] = []
     for budget in budgets:
         model.set_rounds(rounds[-1], recompute_alpha=recompute)
         cache.append({"cache_rounds": budget, **asdict(score_budget(model, windows, budget))})
-    fixed = [{"rounds": R, **asdict(score)} for R, score in scores.items()]
-    for row in (*fixed, *adaptive, *cache):
-        if not math.isfinite(row["loss"]):
-            R = row.get("rounds", rounds[-1])
-            raise ValueError(f"rounds={R}: the loss is {row['loss']}; nothing was written")
+    _require_finite([*fixed, *adaptive, *cache], rounds[-1])
     return {
         "trained_rounds": trained,
         "recompute_alpha": recompute,
@@ -221,53 +220,9 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
     }
 
 
-def report(record: dict[str, Any], run: Path) -> str:
-    """Format the results for a terminal."""
-    header = ("R", "loss", "bits/byte", "token sim.")
-    names = {record["trained_rounds"]: f"{record['trained_rounds']} (trained)"}
-    fixed = [(names.get(row["rounds"], str(row["rounds"])), *_figures(row)) for row in record["rounds"]]
-    parts = [
-        f"{run} at {record['checkpoint']}: {record['sequences']:,} "
-        f"sequence{'s' * (record['sequences'] != 1)}, {record['tokens']:,} tokens, "
-        f"{record['bytes']:,} bytes of {record['data']}",
-        text_table(header, fixed),
-    ]
-    if rows := record["adaptive"]:
-        most = record["rounds"][-1]["rounds"]
-        parts.append(
-            f"adaptive depth, at most {most} rounds; line: linear interpolation between fixed depths"
-        )
-        stopped = [
-            (
-                f"{row['criterion']} {row['threshold']:g}",
-                f"{row['mean_rounds']:.2f}",
-                "–" if row["line"] is None else f"{row['line']:.4f}",
-                *_figures(row),
-            )
-            for row in rows
-        ]
-        parts.append(text_table(("stops by", "mean rounds", "line", *header[1:]), stopped))
-    if rows := record.get("cache"):
-        parts.append(f"decoded token by token, R = {record['rounds'][-1]['rounds']}:")
-        kept = [
-            (
-                "all" if row["cache_rounds"] is None else str(row["cache_rounds"]),
-                str(row["slots"]),
-                f"{row['bytes_per_token']:,.0f}",
-                *_figures(row),
-            )
-            for row in rows
-        ]
-        parts.append(text_table(("cache rounds", "slots", "bytes/token", *header[1:]), kept))
-    if corpora := record.get("by_corpus"):
-        rows = [
-            (one["corpus"], f"{one['sequences']:,}", str(row["rounds"]), *_figures(row))
-            for one in corpora
-            for row in one["rounds"]
-        ]
-        parts.append(text_table(("corpus", "sequences", *header), rows))
-    return "\n\n".join(parts)
-
-
-def _figures(row: dict[str, Any]) -> tuple[str, str, str]:
-    return f"{row['loss']:.4f}", f"{row['bits_per_byte']:.4f}", f"{row['similarity']:.2f}"
+def _require_finite(rows: list[dict[str, Any]], most: int) -> None:
+    """Raise ValueError for a loss that is not finite; rows without `rounds` have at most that many."""
+    for row in rows:
+        if not math.isfinite(row["loss"]):
+            R = row.get("rounds", most)
+            raise ValueError(f"rounds={R}: the loss is {row['loss']}; nothing was written")

@@ -14,8 +14,8 @@ def training_tokens(config: Any) -> int:
         return 0
     parts = parse_mix(data.mix), data.last_weights or (0.0,) * len(data.mix)
     drawn = [folder for (folder, first), last in zip(*parts, strict=True) if first or last]
-    found = [_opened(folder) for folder in drawn or data.folders]
-    return sum(len(corpus.train) for corpus in found if corpus) if all(found) else 0
+    corpora = [_opened(folder) for folder in drawn or data.folders]
+    return sum(len(corpus.train) for corpus in corpora if corpus) if all(corpora) else 0
 
 
 def _opened(folder: Path) -> Corpus | None:

@@ -31,9 +31,9 @@ from deeploop.runs.folder import (
 )
 from deeploop.tasks.options import DiagnoseArgs
 from deeploop.tasks.puzzles.config import ReasonerTrainConfig
+from deeploop.tasks.puzzles.data.sets import open_puzzles
 from deeploop.tasks.puzzles.load import load_reasoner
 from deeploop.tasks.puzzles.scoring import spread_rows
-from deeploop.tasks.puzzles.task import open_puzzles
 from deeploop.theory import Horizon
 from deeploop.train.distributed import open_world
 
@@ -60,15 +60,15 @@ def run(args: DiagnoseArgs) -> str:
         texts.append(
             f"{text(path, config.model, record)}\n\nwritten: {results_folder(path) / 'diagnose.json'}"
         )
-    found: dict[str, Any] = {str(path): record for path, record in records.items()}
+    result: dict[str, Any] = {str(path): record for path, record in records.items()}
     if len({config.model.low_cycles for config in configs.values()}) > 1:
         fits = gamma_along_low_cycles(records, configs)
-        found["gamma"] = {name: asdict(fit) for name, fit in fits.items()}
+        result["gamma"] = {name: asdict(fit) for name, fit in fits.items()}
         texts.append(
             "\n".join(f"{name} against C_L, last_cycle: {describe(fit)}" for name, fit in fits.items())
             + "\nthe paper's aligned case is γ = 1, p ≥ 0.50"
         )
-    return json.dumps(found, indent=1) if args.json else "\n\n".join(texts)
+    return json.dumps(result, indent=1) if args.json else "\n\n".join(texts)
 
 
 def diagnose_run(path: Path, config: ReasonerTrainConfig, args: DiagnoseArgs) -> Record:
@@ -108,9 +108,10 @@ def read_probe(
     """Held-out puzzles, spread evenly over the split, and a description of their source."""
     folder = args.data or config.data.path
     puzzles = open_puzzles(folder, "data")
-    found = puzzles.vocabulary, puzzles.length, puzzles.puzzle_ids
-    if found != model.shape:
-        raise ValueError(f"data={folder}: puzzles of shape {found}, the run has {tuple(model.shape)}")
+    if puzzles.shape != model.shape:
+        raise ValueError(
+            f"data={folder}: puzzles of shape {tuple(puzzles.shape)}, the run has {tuple(model.shape)}"
+        )
     count = args.sequences or -(-PROBE_POSITIONS // model.positions)
     tokens, labels, ids = (
         torch.from_numpy(rows).long().to(device) for rows in spread_rows(puzzles.test, count)
@@ -130,7 +131,7 @@ def text(path: Path, model: ReasonerConfig, record: Record) -> str:
         f"{path} at step {record['step']}: {rule} at N = {model.N}, C_L = {model.low_cycles}; "
         f"{record['puzzles']} puzzles of {record['probe']}"
     ]
-    for horizon, found in record["horizons"].items():
+    for horizon, measured in record["horizons"].items():
         trained = "as trained" if horizon == model.horizon else "the paper's, not as trained"
         rows = [
             (
@@ -140,11 +141,11 @@ def text(path: Path, model: ReasonerConfig, record: Record) -> str:
                 f"{max(one['own_kappa'] for one in module['sublayers'].values()):.3f}",
                 f"{module['exponent']:.2f}",
             )
-            for name, module in found["modules"].items()
+            for name, module in measured["modules"].items()
         ]
         header = (f"{horizon} ({trained})", "R_g", "κ_g", "largest of one sublayer", "implies p ≥")
-        bound = "none, for its rule has no p" if found["bound"] is None else f"{found['bound']:.4g}"
-        parts += [text_table(header, rows), f"κ̄_g = {found['kappa_bar']:.3f}; bound {bound}"]
+        bound = "none, for its rule has no p" if measured["bound"] is None else f"{measured['bound']:.4g}"
+        parts += [text_table(header, rows), f"κ̄_g = {measured['kappa_bar']:.3f}; bound {bound}"]
     return "\n\n".join([*parts, LEGEND])
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +17,8 @@ import numpy as np
 import torch
 
 from deeploop.exits import memory_advice
-from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.paper.published import ARC_TASKS, ARC_VIEWS, VOTES
 from deeploop.report import plots, results
-from deeploop.report.plots import Chart, Line, Panel, graded
-from deeploop.report.tables import text_table
 from deeploop.runs.folder import (
     load_reasoner_config,
     provenance,
@@ -31,12 +28,12 @@ from deeploop.runs.folder import (
     step_of,
 )
 from deeploop.tasks.options import EvalArgs
-from deeploop.tasks.puzzles import gallery
-from deeploop.tasks.puzzles.data.sets import PuzzleSet
+from deeploop.tasks.puzzles import gallery, tables
+from deeploop.tasks.puzzles.data.arc import arc_differences
+from deeploop.tasks.puzzles.data.sets import PuzzleSet, open_puzzles
 from deeploop.tasks.puzzles.load import load_reasoner
 from deeploop.tasks.puzzles.options import NOISE, ReasonerOptions
 from deeploop.tasks.puzzles.scoring import PuzzleScore, Solver, added, by_source, score, spread
-from deeploop.tasks.puzzles.task import arc_differences, open_puzzles
 from deeploop.tasks.puzzles.test_time import TaskVotes, by_passes, vote
 from deeploop.tasks.puzzles.voting import ladder
 from deeploop.train.checkpoint import read_state
@@ -84,15 +81,20 @@ def run(args: EvalArgs) -> str:
     unlike = arc_differences(puzzles, trained, config.optim.batch)
     differs = deviations(record) + unlike if puzzles.kind == "arc" else []
     record |= {"deviations": differs, **provenance()}
+    files = write(folder, record, tasks, GALLERY if options.gallery is None else options.gallery)
+    text = tables.report(folder, record, tables.young_average(config.optim.ema, step_of(checkpoint)))
+    return results.printed(record, text, files, as_json=args.json)
+
+
+def write(folder: Path, record: dict[str, Any], tasks: list[TaskVotes], count: int) -> list[Path]:
+    """Write the result, its curve over passes, and ARC's gallery of `count` tasks; return the files."""
     files = [results.add(folder, record, IDENTITY)]
     if len(record.get("passes", ())) > 1:
         files.append(folder / "passes.png")
-        plots.save_png(passes_chart(record), files[-1])
-    count = GALLERY if options.gallery is None else options.gallery
-    if puzzles.kind == "arc" and count:
+        plots.save_png(tables.passes_chart(record), files[-1])
+    if record["kind"] == "arc" and count:
         files.append(gallery.write(folder, record, tasks, count))
-    text = report(folder, record, young_average(config.optim.ema, step_of(checkpoint)))
-    return results.printed(record, text, files, as_json=args.json)
+    return files
 
 
 def matching_puzzles(folder: Path, data: Path | None, checkpoint: Path) -> PuzzleSet:
@@ -114,9 +116,10 @@ def matching_puzzles(folder: Path, data: Path | None, checkpoint: Path) -> Puzzl
             f"data={path}: puzzles of hash {puzzles.hash:.12}…, {folder} was trained on {trained:.12}…; "
             "set --data to those"
         )
-    shape = PuzzleShape(puzzles.vocabulary, puzzles.length, puzzles.puzzle_ids)
-    if (own := puzzle_shape(folder)) != shape:
-        raise ValueError(f"{folder / 'run.json'}: made for puzzles of {own}, those in {path} are {shape}")
+    if (own := puzzle_shape(folder)) != puzzles.shape:
+        raise ValueError(
+            f"{folder / 'run.json'}: made for puzzles of {own}, those in {path} are {puzzles.shape}"
+        )
     return puzzles
 
 
@@ -169,10 +172,10 @@ def solve_puzzles(
     if puzzles.kind != "arc":
         return solve_boards(solver, puzzles, effort, limit or len(split), scaling), []
     groups = spread(limit or len(split.groups), len(split.groups))
-    tasks, found = vote(solver, split, groups, effort, keep=gallery.VOTES_SHOWN)
+    tasks, total = vote(solver, split, groups, effort, keep=gallery.VOTES_SHOWN)
     return {
-        "examples": int(found.puzzles),
-        **found.means(),
+        "examples": int(total.puzzles),
+        **total.means(),
         "tasks": len(tasks),
         "inputs": sum(len(task.questions) for task in tasks),
         "most_views": max(task.votes for task in tasks) // effort.starts,
@@ -190,18 +193,18 @@ def solve_boards(
     one = len(puzzles.sources) < 2 or split.sources is None
     parts = {"": numbers} if one else by_source(puzzles, numbers)
     if scaling:  # each board is a group of its own
-        found = {name: vote(solver, split, own, effort, keep=1) for name, own in parts.items()}
+        solved = {name: vote(solver, split, own, effort, keep=1) for name, own in parts.items()}
     else:
-        found = {name: ([], score(solver, split.rows(own), progress=True)) for name, own in parts.items()}
-    tasks, scores = zip(*found.values(), strict=True)
+        solved = {name: ([], score(solver, split.rows(own), progress=True)) for name, own in parts.items()}
+    tasks, scores = zip(*solved.values(), strict=True)
     whole = board_scores(list(chain(*tasks)), added(list(scores)))
-    return whole if one else {**whole, "sources": {name: board_scores(*own) for name, own in found.items()}}
+    return whole if one else {**whole, "sources": {name: board_scores(*own) for name, own in solved.items()}}
 
 
-def board_scores(tasks: list[TaskVotes], found: PuzzleScore) -> dict[str, Any]:
+def board_scores(tasks: list[TaskVotes], total: PuzzleScore) -> dict[str, Any]:
     """Means over single answers, and the accuracy of the choice among them if there were votes."""
     chosen = {"tasks": len(tasks), "passes": by_passes(tasks)} if tasks else {}
-    return {"examples": int(found.puzzles), **found.means(), **chosen}
+    return {"examples": int(total.puzzles), **total.means(), **chosen}
 
 
 def deviations(record: dict[str, Any]) -> list[str]:
@@ -217,105 +220,3 @@ def deviations(record: dict[str, Any]) -> list[str]:
         (record["precision"] != "bf16", f"{record['precision']} arithmetic, not bf16"),
     ]
     return [text for holds, text in checks if holds]
-
-
-def report(folder: Path, record: dict[str, Any], young: str) -> str:
-    """Format the result for a terminal."""
-    weights = ", averaged weights" if record["averaged"] else ""
-    examples = f"{record['examples']:,} examples of {record['data']}"
-    units = "tasks" if record["kind"] == "arc" else "puzzles"
-    what = f"{record['tasks']:,} {units}, {examples}" if "tasks" in record else examples
-    parts = [
-        f"{folder} at {record['checkpoint']}{weights}: {what}{young}",
-        accuracy(record),
-    ]
-    if record["kind"] == "arc":
-        parts.append(gallery.ladder(record).text())
-    if "passes" in record:
-        parts.append(passes_table(record))
-    seconds = max(record["seconds"], 1e-3)
-    parts.append(
-        f"{seconds:,.1f} s on {record['device']} ({record['precision']}): "
-        f"{record['examples'] / seconds:,.1f} examples/s"
-    )
-    if record["deviations"]:
-        lines = [f"  {text}" for text in record["deviations"]]
-        parts.append("\n".join(["deviates from the paper's evaluation:", *lines]))
-    return "\n\n".join(parts)
-
-
-def young_average(ema: float, step: int) -> str:
-    """A warning if the averaged weights still include the start of the run."""
-    if not ema or 1 / (1 - ema) <= step:
-        return ""
-    return (
-        "\nthe averaged weights are still near the start: they average over about "
-        f"{1 / (1 - ema):,.0f} steps (optim.ema={ema:g}), and the run has {step:,}"
-    )
-
-
-def accuracy(record: dict[str, Any]) -> str:
-    """A table of single answers and the segments that they took, or would have taken."""
-    taken = "segments" if record["halt"] else "segments wanted"
-    heading = ("", "exact, %", "cells, %", "loss", taken)
-    label = record["kind"]
-    if "tasks" in record:
-        label = "each answer by itself" if record["test_time"] else "each view by itself"
-    parts = [(label, record), *record.get("sources", {}).items()]
-    rows = [
-        (
-            name,
-            f"{100 * part['exact']:.2f}",
-            f"{100 * part['cells']:.2f}",
-            f"{part['loss']:.4f}",
-            f"{part['segments']:.2f} of {record['most_segments']}",
-        )
-        for name, part in parts
-    ]
-    return text_table(heading, rows)
-
-
-def passes_table(record: dict[str, Any]) -> str:
-    """A table of accuracy against forward passes, for each source file if there are several."""
-    sources = record.get("sources", {})
-    parts = {"all": record, **sources} if sources else {"": record}
-    rows = [
-        (
-            *([name] if sources else []),
-            *(str(row["segments"]), str(row["answers"]), f"{row['passes']:,.1f}"),
-            *(f"{100 * row[name]:.2f}" for name in ("exact", "cells", "any")),
-        )
-        for name, part in parts.items()
-        for row in part["passes"]
-    ]
-    header = ("segments", "answers", "passes", "exact, %", "cells, %", "any right, %")
-    how = (record["test_time"] or {}).get("choose", "vote")
-    chosen = "the answer given most often" if how == "vote" else "the answer with the highest q_halt"
-    return f"exact, cells: {chosen}; any right: at least one; passes: of one puzzle\n\n" + text_table(
-        (*(["file"] if sources else []), *header), rows
-    )
-
-
-def passes_chart(record: dict[str, Any]) -> Chart:
-    """Puzzles solved against forward passes, a panel for each file that they come from.
-
-    A line for each number of segments, along its answers; a dashed one joins single answers.
-    """
-    panels = []
-    for name, part in (record.get("sources") or {record["kind"]: record}).items():
-        curves = {
-            segments: list(points)
-            for segments, points in groupby(part["passes"], lambda row: row["segments"])
-        }
-        firsts = [points[0] for points in curves.values()]
-        lines = [Line(*_points(firsts), "one answer" if len(firsts) > 1 else "", style="--", width=1)]
-        for (segments, points), colour in zip(curves.items(), graded(len(curves)), strict=True):
-            lines.append(Line(*_points(points), f"{segments} segments", colour))
-        counts = dict.fromkeys(str(row["answers"]) for row in part["passes"])
-        answers = f" ({', '.join(counts)} answers)" if len(counts) > 1 else ""
-        panels.append(Panel(lines, name, f"forward passes per puzzle{answers}", "solved (%)", log_x=2))
-    return Chart("passes", "Puzzles solved against forward passes.", panels, height=4)
-
-
-def _points(rows: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    return [row["passes"] for row in rows], [100 * row["exact"] for row in rows]

@@ -102,13 +102,13 @@ ORDERED = {
 
 def by_outcome(tasks: Iterable[TaskVotes]) -> dict[str, list[TaskVotes]]:
     """Group the tasks by the rank of the right answer, each group in an order worth reading."""
-    found: dict[str, list[TaskVotes]] = {NEVER: [], LATER: [], FIRST: []}
+    groups: dict[str, list[TaskVotes]] = {NEVER: [], LATER: [], FIRST: []}
     for task in tasks:
-        found[NEVER if task.needed is None else FIRST if task.needed == 1 else LATER].append(task)
-    found[NEVER].sort(key=lambda task: -agreement(task))
-    found[LATER].sort(key=lambda task: task.needed or 0)
-    found[FIRST].sort(key=agreement)
-    return found
+        groups[NEVER if task.needed is None else FIRST if task.needed == 1 else LATER].append(task)
+    groups[NEVER].sort(key=lambda task: -agreement(task))
+    groups[LATER].sort(key=lambda task: task.needed or 0)
+    groups[FIRST].sort(key=agreement)
+    return groups
 
 
 def agreement(task: TaskVotes) -> float:
@@ -116,11 +116,11 @@ def agreement(task: TaskVotes) -> float:
     return min(question.best[0].count for question in task.questions) / task.votes
 
 
-def choose(found: dict[str, list[TaskVotes]], count: int) -> dict[str, list[TaskVotes]]:
+def choose(groups: dict[str, list[TaskVotes]], count: int) -> dict[str, list[TaskVotes]]:
     """Take `count` tasks from the groups in turns."""
-    turns = chain(*zip_longest(*([(title, task) for task in own] for title, own in found.items())))
+    turns = chain(*zip_longest(*([(title, task) for task in own] for title, own in groups.items())))
     taken = [turn for turn in turns if turn is not None][:count]
-    chosen = {title: [task for name, task in taken if name == title] for title in found}
+    chosen = {title: [task for name, task in taken if name == title] for title in groups}
     return {title: own for title, own in chosen.items() if own}
 
 

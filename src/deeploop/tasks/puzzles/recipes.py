@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import CheckpointConfig, LogConfig
+from deeploop.files import read_json
 from deeploop.models.reasoner_config import HRMConfig, PuzzleShape, TRMConfig
 from deeploop.tasks.puzzles.config import (
     HRMTrainConfig,
@@ -56,6 +57,16 @@ def require_puzzles(path: Path) -> None:
         raise ValueError(
             f"data.path={path}: no such set of puzzles; make it with `deeploop prepare {words} --out {path}`"
         )
+
+
+def expected_shape(path: Path) -> PuzzleShape | None:
+    """Return the shape of the puzzles in a folder, or the one that a recipe expects under its name."""
+    facts = read_json(path / "puzzles.json")
+    sizes = [size for name in PuzzleShape._fields if type(size := facts.get(name)) is int]
+    if len(sizes) == len(PuzzleShape._fields):
+        return PuzzleShape(*sizes)
+    known = PUZZLES.get(path.name)
+    return known.shape if known else None
 
 
 def published_steps(config: Any) -> Any:

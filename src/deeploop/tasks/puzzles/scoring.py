@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from deeploop.config.loop import HaltingConfig
-from deeploop.models.halting import PAD, Answers, answers_right, puzzle_loss, solve_after, wants_to_halt
+from deeploop.models.halting import PAD, Answers, answers_right, puzzle_loss, solve, wants_to_halt
 from deeploop.models.reasoner import Carry, Reasoner
 from deeploop.tasks.puzzles.data.sets import PuzzleSet, PuzzleSplit
 
@@ -64,16 +64,14 @@ class Solver:
         carry = self.model.initial(len(inputs)) if carry is None else carry
         puzzle = self.model.puzzle_rows(ids)
         with self.arithmetic():
-            found = solve_after(
-                self.model, carry, inputs, puzzle, self.config, counts, adaptive=self.adaptive
-            )
-        return [(answers, self._score(answers, labels)) for answers in found]
+            read = solve(self.model, carry, inputs, puzzle, self.config, counts, adaptive=self.adaptive)
+        return [(answers, self._score(answers, labels)) for answers in read]
 
-    def _score(self, found: Answers, labels: torch.Tensor) -> PuzzleScore:
+    def _score(self, answers: Answers, labels: torch.Tensor) -> PuzzleScore:
         scored = (labels != PAD).sum(-1)
         real = (scored > 0).double()
-        right, solved = answers_right(found.tokens, labels)
-        columns = (real, puzzle_loss(found.logits, labels), solved, right.sum(-1), scored, found.segments)
+        right, solved = answers_right(answers.tokens, labels)
+        columns = (real, puzzle_loss(answers.logits, labels), solved, right.sum(-1), scored, answers.segments)
         return PuzzleScore(*torch.stack([(column * real).sum() for column in columns]).tolist())
 
 
@@ -103,10 +101,10 @@ def trace(solver: Solver, inputs: np.ndarray, segments: int) -> list[Step]:
     tokens = torch.from_numpy(inputs[None]).to(solver.device, torch.long)
     counts, puzzle = range(1, segments + 1), model.puzzle_rows(tokens.new_zeros(1))
     with solver.arithmetic():
-        found = solve_after(model, model.initial(1), tokens, puzzle, solver.config, counts)
+        read = solve(model, model.initial(1), tokens, puzzle, solver.config, counts)
     return [
         Step(answers.tokens[0].cpu().numpy(), float(q[0].sigmoid()), bool(wants_to_halt(q, solver.config)))
-        for answers in found
+        for answers in read
         for q in answers.q
     ]
 
@@ -140,8 +138,8 @@ def by_source(puzzles: PuzzleSet, numbers: np.ndarray) -> dict[str, np.ndarray]:
     split = puzzles.test
     assert split.sources is not None
     source = split.sources[split.origin(numbers)[0]]
-    found = ((name, numbers[source == n]) for n, name in enumerate(puzzles.sources))
-    return {name: rows for name, rows in found if len(rows)}
+    groups = ((name, numbers[source == n]) for n, name in enumerate(puzzles.sources))
+    return {name: rows for name, rows in groups if len(rows)}
 
 
 def score(
@@ -160,8 +158,8 @@ def score(
     quiet = None if progress else True  # None: only on a terminal
     bar = tqdm(batches, desc="puzzles", unit=" batches", dynamic_ncols=True, disable=quiet)
     inputs, labels, ids = rows
-    found = []
+    scores = []
     for piece in bar:
         before_batch(piece.start / len(ids))
-        found.append(solver((inputs[piece], labels[piece], ids[piece]))[1])
-    return added(found)
+        scores.append(solver((inputs[piece], labels[piece], ids[piece]))[1])
+    return added(scores)

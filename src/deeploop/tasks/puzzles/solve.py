@@ -50,8 +50,8 @@ class Board:
         """Describe the segment in one line."""
         wrong = f", {self.wrong.sum()} wrong" if self.known else ""
         halts = ", would halt" if self.step.halts else ""
-        found = f"{self.changed.sum()} cells changed{wrong}, confidence {self.step.confidence:.2f}{halts}"
-        return f"segment {self.number} of {count}: {found}"
+        what = f"{self.changed.sum()} cells changed{wrong}, confidence {self.step.confidence:.2f}{halts}"
+        return f"segment {self.number} of {count}: {what}"
 
 
 def run(args: SolveArgs) -> str:
@@ -74,10 +74,10 @@ def right_answer(puzzles: PuzzleSet, inputs: np.ndarray) -> np.ndarray | None:
     """The unique answer of a Sudoku; None for other puzzles."""
     if puzzles.kind != "sudoku":
         return None
-    found, _ = solve_sudoku(inputs - np.uint8(BLANK))
-    if len(found) != 1:
-        raise ValueError(f"puzzle: has {'more than one' if found else 'no'} answer")
-    return found[0] + np.uint8(BLANK)
+    solutions, _ = solve_sudoku(inputs - np.uint8(BLANK))
+    if len(solutions) != 1:
+        raise ValueError(f"puzzle: has {'more than one' if solutions else 'no'} answer")
+    return solutions[0] + np.uint8(BLANK)
 
 
 def compare(text: BoardText, inputs: np.ndarray, answer: np.ndarray | None, steps: list[Step]) -> list[Board]:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from deeploop.accelerate.known import fits_reasoner, runs_mixers
 from deeploop.data.draws import keys, words
-from deeploop.files import naming_field, read_json
 from deeploop.models.accounting import flops_per_segment, segment_bytes
 from deeploop.models.halting import Slots, minimum_segments, supervise
 from deeploop.models.reasoner import Reasoner
@@ -23,16 +22,17 @@ from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn.kernels.products import cast_cache
 from deeploop.runs.folder import puzzle_shape
 from deeploop.tasks.puzzles.config import ReasonerTrainConfig
-from deeploop.tasks.puzzles.data.arc import PUBLISHED_EPOCHS, differences_from_published, steps_of_epochs
+from deeploop.tasks.puzzles.data.arc import arc_differences
 from deeploop.tasks.puzzles.data.loader import PuzzleLoader
-from deeploop.tasks.puzzles.data.sets import PuzzleSet
-from deeploop.tasks.puzzles.recipes import PUZZLES
+from deeploop.tasks.puzzles.data.sets import open_puzzles
+from deeploop.tasks.puzzles.recipes import expected_shape
 from deeploop.tasks.puzzles.scoring import PuzzleScore, Solver, score, spread_rows
+from deeploop.tasks.puzzles.sign_sgd import sign_sgd_
 from deeploop.train.adam_atan2 import AdamATan2, averaged
 from deeploop.train.checks import REAL
 from deeploop.train.distributed import World, arithmetic, uses_bf16
 from deeploop.train.execution import Capabilities, runs_kernels
-from deeploop.train.memory import fit, needs_on, shards
+from deeploop.train.memory import shards
 from deeploop.train.optim import learning_rate, make_reasoner_optimizer
 from deeploop.train.task import OnBatch, StepData, Task, ignore_batch
 from deeploop.train.transfer import copy_to_device
@@ -50,9 +50,10 @@ class PuzzleTask(Task):
     def __init__(self, config: ReasonerTrainConfig, world: World) -> None:
         super().__init__(config, world)
         batch = config.optim.batch
+        self.mine = world.rows(batch)  # this rank's slots
         self.share = batch // world.size
         self.puzzles = open_puzzles(config.data.path)
-        self.shape = PuzzleShape(self.puzzles.vocabulary, self.puzzles.length, self.puzzles.puzzle_ids)
+        self.shape = self.puzzles.shape
         self.positions = config.model.puzzle_positions + self.shape.length
         fits = fits_reasoner(config.model, self.positions)
         fits = fits and (config.model.mixer == "attention" or runs_mixers(world.device))
@@ -64,12 +65,8 @@ class PuzzleTask(Task):
             shards=shards(config.device, world),
             kernels=runs_kernels(config.device, world.device, fits),
         )
-        self.micro_batch, self.recompute = self.fit = fit(
-            batch, config.device, world, needs, tokens=self.positions
-        )
-        self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
+        self.fit_memory(needs, self.positions)
         self.loader = PuzzleLoader(self.puzzles, seed=config.seed)
-        self.first = world.rank * self.share  # number of this rank's first slot
         self.test = spread_rows(self.puzzles.test, config.data.test_examples, world.rank, world.size)
         self.examples = len(self.puzzles.train)
         self.targets_per_step = batch * self.shape.length
@@ -86,12 +83,12 @@ class PuzzleTask(Task):
 
         A bad step can't be skipped: non-finite values may already be in the carried states.
         """
-        return Capabilities(recordable=True, queueable=True, tokens=self.micro_batch * self.positions)
+        return Capabilities(recordable=True, queueable=True, tokens=self.fit.micro_batch * self.positions)
 
     @classmethod
     def tokens_and_flops(cls, config: ReasonerTrainConfig) -> tuple[int, float] | None:
         """Tokens are the cells of the boards, at every segment; None for boards of unknown size."""
-        shape = board(config.data.path)
+        shape = expected_shape(config.data.path)
         if shape is None:
             return None
         tokens = config.optim.steps * config.optim.batch * shape.length
@@ -100,7 +97,7 @@ class PuzzleTask(Task):
     def build(self) -> Reasoner:
         """Build the model with freshly drawn weights, identical on every machine, and empty slots."""
         self.model = Reasoner(self.config.model, self.shape, seed=self.config.seed).to(self.world.device)
-        self.model.recompute = self.recompute
+        self.model.recompute = self.fit.recompute
         self.slots = Slots.waiting(self.share, self.shape.length, self.model.initial(self.share))
         return self.model
 
@@ -139,12 +136,11 @@ class PuzzleTask(Task):
         if (batch := 0 if ids is None else ids.numel()) != config.optim.batch:
             raise ValueError(f"optim.batch={config.optim.batch}: the run was started with {batch}; keep that")
         self._check_slots(tensors)
-        mine = slice(self.first, self.first + self.share)
         types = {name: tensor.dtype for name, tensor in self.slots.tensors().items()}
         if uses_bf16(config.device, self.world.device):  # states computed in bf16 stay in bf16
             types |= {name: tensors[name].dtype for name in ("high", "low")}
         self.slots = Slots(
-            **{name: whole[mine].to(self.world.device, types[name]) for name, whole in tensors.items()}
+            **{name: whole[self.mine].to(self.world.device, types[name]) for name, whole in tensors.items()}
         )
         self.segment = state.get("segment", 0)
         self.loader.load_state(state.get("loader", {}))
@@ -152,13 +148,13 @@ class PuzzleTask(Task):
     def _check_slots(self, tensors: dict[str, Tensor]) -> None:
         """Raise ValueError unless the slots fit these puzzles and this model."""
         for name, tensor in self.slots.tensors().items():
-            found = tensors.get(name)
+            saved = tensors.get(name)
             shape = (self.config.optim.batch, *tensor.shape[1:])
-            if found is None or found.shape != shape:
-                theirs = "absent" if found is None else tuple(found.shape)
+            if saved is None or saved.shape != shape:
+                theirs = "absent" if saved is None else tuple(saved.shape)
                 raise ValueError(f"task.safetensors: {name} is {theirs}, must be {shape}")
-            if found.dtype != tensor.dtype and not (tensor.is_floating_point() and found.dtype in REAL):
-                raise ValueError(f"task.safetensors: {name} is of {found.dtype}, must be like {tensor.dtype}")
+            if saved.dtype != tensor.dtype and not (tensor.is_floating_point() and saved.dtype in REAL):
+                raise ValueError(f"task.safetensors: {name} is of {saved.dtype}, must be like {tensor.dtype}")
         bounds = {
             "inputs": self.shape.vocabulary,
             "labels": self.shape.vocabulary,
@@ -172,18 +168,17 @@ class PuzzleTask(Task):
 
     def batches(self, step: int) -> StepData:
         """Put new puzzles into the slots that halted; return this rank's slots in micro-batches."""
-        mine = slice(self.first, self.first + self.share)
-        new = self.loader.next_batch(self.config.optim.batch, mine)
+        new = self.loader.next_batch(self.config.optim.batch, self.mine)
         inputs, labels, ids = (copy_to_device(one, self.world.device) for one in new)
         self.slots = self.slots.refill_(inputs, labels, ids, self.model.initial(1))
         columns = (*self.slots.tensors().values(), self._minimum())
-        pieces = zip(*(column.split(self.micro_batch) for column in columns), strict=True)
+        pieces = zip(*(column.split(self.fit.micro_batch) for column in columns), strict=True)
         self._done, self._touched = [], []
         return StepData(list(pieces))
 
     def _minimum(self) -> Tensor:
         """Draw the fewest segments before a halt, for every slot of this rank."""
-        slots = np.arange(self.first, self.first + self.share)
+        slots = np.arange(self.mine.start, self.mine.stop)
         draws = words(self._explore, self.segment * self.config.optim.batch + slots, 2)
         explore, draw = torch.from_numpy((draws >> np.uint64(11)).astype(np.float64) / 2**53).unbind(1)
         return copy_to_device(minimum_segments(explore, draw, self.config.halting), self.world.device)
@@ -237,12 +232,12 @@ class PuzzleTask(Task):
             solver = Solver(
                 self.model,
                 config.halting,
-                self.micro_batch,
+                self.fit.micro_batch,
                 world.device,
                 partial(arithmetic, config.device, world.device),
             )
-            found = score(solver, self.test, before_batch=on_batch)
-        sums = world.sum(torch.tensor(found, dtype=torch.float64, device=world.device))
+            own = score(solver, self.test, before_batch=on_batch)
+        sums = world.sum(torch.tensor(own, dtype=torch.float64, device=world.device))
         return PuzzleScore(*sums.tolist()).means()
 
     def warnings(self) -> list[str]:
@@ -264,68 +259,6 @@ class PuzzleTask(Task):
         )
 
 
-@torch.no_grad()
-def sign_sgd_(
-    table: Tensor,
-    ids: Tensor,
-    gradient: Tensor,
-    *,
-    lr: float,
-    weight_decay: float,
-    world: World,
-    only_if: Tensor | None = None,
-) -> None:
-    """Sign-SGD on the rows of a table that a batch uses: row ← row·(1 − lr·wd) − lr·sign(g).
-
-    g is the sum of a row's gradients over the batch and all ranks; ids (B,) and gradient (B, width) are this
-    rank's. Every rank adds the same numbers in the same order, so the replicas stay identical; a sign would
-    amplify any difference. If `only_if` is false, the rows keep their values whatever the gradients are.
-    """
-    ids, gradient = world.gather_rows(ids), world.gather_rows(gradient)
-    # Sum per slot, as finding the distinct rows would synchronize with the host; and as a product with a 0-1
-    # matrix, as scattered additions have no fixed order on a GPU.
-    same = (ids.unsqueeze(1) == ids).double()  # (B, B)
-    # Equal rows of a product may be rounded differently, so all slots with an id take the first one's sum.
-    sums = (same @ gradient.double())[same.argmax(1)]
-    rows = table[ids]
-    moved = rows * (1 - lr * weight_decay) - lr * sums.sign().to(table.dtype)
-    table[ids] = moved if only_if is None else torch.where(only_if, moved, rows)
-
-
-def arc_differences(puzzles: PuzzleSet, steps: int | None, batch: int) -> list[str]:
-    """Describe how an ARC set and, unless `steps` is None, the number of epochs differ from the paper's."""
-    if puzzles.kind != "arc":
-        return []
-    differences = differences_from_published(puzzles.facts["build"])
-    if steps is not None:
-        published = steps_of_epochs(puzzles.facts["splits"]["train"], batch)
-        if abs(steps / published - 1) > 0.005:
-            epochs = PUBLISHED_EPOCHS * steps / published
-            differences.append(
-                f"{steps:,} steps are {epochs:,.0f} epochs of this set, not the paper's "
-                f"{PUBLISHED_EPOCHS:,} (--steps {published})"
-            )
-    return differences
-
-
 def segment_flops(config: ReasonerTrainConfig, shape: PuzzleShape) -> int:
     """Training FLOPs of one puzzle's segment."""
     return flops_per_segment(config.model, shape, forward_again=config.halting.bootstraps_continue)
-
-
-def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:
-    """Open the puzzles of a folder and verify their hash; `field` is named in errors."""
-    with naming_field(field, path):
-        puzzles = PuzzleSet.open(path)
-        puzzles.verify()
-    return puzzles
-
-
-def board(path: Path) -> PuzzleShape | None:
-    """Return the shape of the puzzles in a folder, or the one that a recipe expects under its name."""
-    found = read_json(path / "puzzles.json")
-    sizes = [size for name in PuzzleShape._fields if type(size := found.get(name)) is int]
-    if len(sizes) == len(PuzzleShape._fields):
-        return PuzzleShape(*sizes)
-    known = PUZZLES.get(path.name)
-    return known.shape if known else None

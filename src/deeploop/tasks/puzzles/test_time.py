@@ -98,8 +98,8 @@ def vote(
     """Vote on the tasks of these groups; return them with their `keep` best answers, and the total score."""
     solver.model.eval()
     wanted = answers_wanted(split, groups, effort)
-    found, totals = np.unique(split.origin(wanted[:, 2])[0], return_counts=True)
-    counts = prefixes(int((totals // split.groups[found, 0]).max()))
+    asked, totals = np.unique(split.origin(wanted[:, 2])[0], return_counts=True)
+    counts = prefixes(int((totals // split.groups[asked, 0]).max()))
     scores: list[PuzzleScore] = []
     tasks: list[TaskVotes] = []
     with tqdm(total=len(wanted), desc="votes", unit=" answers", dynamic_ncols=True, disable=None) as bar:
@@ -125,10 +125,10 @@ def answers(
     for begin in range(0, len(wanted), solver.batch):
         starts, views, examples = wanted[begin : begin + solver.batch].T
         carry = first and Carry(*(state[torch.from_numpy(starts)] for state in first))
-        found = solver.after(show(split, examples, views), effort.segments, carry)
-        scores.append(found[-1][1])
+        read_after = solver.after(show(split, examples, views), effort.segments, carry)
+        scores.append(read_after[-1][1])
         columns = []
-        for count, (batch, _) in zip(effort.segments, found, strict=True):
+        for count, (batch, _) in zip(effort.segments, read_after, strict=True):
             grids = read(split, batch.tokens.cpu().numpy(), examples, views)
             passes = batch.segments.tolist() if solver.adaptive else [count] * len(grids)
             columns.append(map(Answer, grids, batch.q[:, 0].double().sigmoid().tolist(), passes))

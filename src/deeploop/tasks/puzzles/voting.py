@@ -32,18 +32,20 @@ class Ballot:
         self._confidences: dict[tuple[tuple[int, ...], bytes], list[float]] = {}  # by shape and content
 
     def add(self, grid: np.ndarray, confidence: float) -> None:
+        """Count a vote for an answer."""
         key = grid.shape, grid.astype(np.uint8, copy=False).tobytes()
         self._confidences.setdefault(key, []).append(confidence)
 
     def ranked(self, choose: Choice = "vote") -> list[Vote]:
         """Return all answers, best first."""
-        found = []
-        for (shape, cells), own in self._confidences.items():
-            count, mean = len(own), fsum(own) / len(own)  # fsum, as a plain sum depends on the order of votes
-            first, second = (count, mean) if choose == "vote" else (max(own), count)
+        keyed = []
+        for (shape, cells), confidences in self._confidences.items():
+            count = len(confidences)
+            mean = fsum(confidences) / count  # fsum, as a plain sum depends on the order of votes
+            first, second = (count, mean) if choose == "vote" else (max(confidences), count)
             vote = Vote(np.frombuffer(cells, dtype=np.uint8).reshape(shape), count, mean)
-            found.append(((-first, -second, shape, cells), vote))
-        return [vote for _, vote in sorted(found, key=itemgetter(0))]
+            keyed.append(((-first, -second, shape, cells), vote))
+        return [vote for _, vote in sorted(keyed, key=itemgetter(0))]
 
 
 def place_of(expected: np.ndarray, ranked: Sequence[Vote]) -> int | None:
@@ -54,8 +56,7 @@ def place_of(expected: np.ndarray, ranked: Sequence[Vote]) -> int | None:
 
 def budget_needed(places: Sequence[int | None]) -> int | None:
     """Return the smallest K whose best K answers include the right one for every test input, or None."""
-    known = [place for place in places if place is not None]
-    return max(known) if len(known) == len(places) else None
+    return None if None in places else max(place for place in places if place is not None)
 
 
 def ladder(needed: Sequence[int | None], budgets: Sequence[int]) -> dict[int, float]:

@@ -63,12 +63,12 @@ class IteratedTask(ABC):
 def solve(task: IteratedTask, instances: np.ndarray, steps: Iterable[int]) -> dict[int, np.ndarray]:
     """The right answers after each number of steps: steps → (instances, answers)."""
     wanted = set(steps)
-    state, found = task.start(instances), {}
+    state, answers = task.start(instances), {}
     for done in range(max(wanted) + 1):
         if done in wanted:
-            found[done] = task.read(instances, state)
+            answers[done] = task.read(instances, state)
         state = task.advance(instances, state)
-    return found
+    return answers
 
 
 def draw(task: IteratedTask, split: Split, key: np.ndarray, numbers: np.ndarray) -> np.ndarray:

@@ -34,18 +34,18 @@ class Examples:
 
     def inputs(self, instances: np.ndarray, steps: int) -> np.ndarray:
         """Tokens (instances, tokens); the digits of `steps` follow the begin token."""
-        found = self.task.inputs(instances)
+        tokens = self.task.inputs(instances)
         if self.tells_steps:
             digits = [steps // 10**place % 10 for place in reversed(range(DIGITS))]
-            found = np.insert(found, [1] * DIGITS, np.array(digits) + self.task.vocabulary, axis=1)
-        return found
+            tokens = np.insert(tokens, [1] * DIGITS, np.array(digits) + self.task.vocabulary, axis=1)
+        return tokens
 
     def targets(self, answers: np.ndarray) -> np.ndarray:
         """Answers (instances, answers) at their positions (instances, tokens), -1 at all others."""
-        found = np.full((len(answers), self.task.tokens), -1)
-        found[:, self.task.answers] = answers
+        placed = np.full((len(answers), self.task.tokens), -1)
+        placed[:, self.task.answers] = answers
         ignored = np.full((len(answers), self.tokens - self.task.tokens), -1)
-        return np.concatenate([ignored, found], axis=1)
+        return np.concatenate([ignored, placed], axis=1)
 
     def batch(self, instances: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets of instances after `steps` steps."""

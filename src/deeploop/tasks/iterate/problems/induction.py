@@ -43,13 +43,13 @@ class Induction(IteratedTask):
     def _hops(self, instances: np.ndarray) -> np.ndarray:
         """The target of a hop from each position; -1 if its symbol did not occur before."""
         places = np.arange(self.length)
-        found = np.full(instances.shape, -1)
+        hops = np.full(instances.shape, -1)
         for symbol in range(ALPHABET):
             here = instances == symbol
             last = np.maximum.accumulate(np.where(here, places, -1), axis=1)
             before = np.concatenate([np.full((len(last), 1), -1), last[:, :-1]], axis=1)
-            found = np.where(here & (before >= 0), before + 1, found)
-        return found
+            hops = np.where(here & (before >= 0), before + 1, hops)
+        return hops
 
     def read(self, instances: np.ndarray, state: np.ndarray) -> np.ndarray:
         return np.where(state >= 0, np.take_along_axis(instances, np.maximum(state, 0), axis=1), -1)

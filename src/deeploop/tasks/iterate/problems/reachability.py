@@ -47,7 +47,7 @@ class Reachability(IteratedTask):
 
     def advance(self, instances: np.ndarray, state: np.ndarray) -> np.ndarray:
         sources, ends = np.divmod(instances, self.length)
-        found = state.copy()
+        following = state.copy()
         reached = np.take_along_axis(state, sources, axis=1)
-        np.maximum.at(found, (np.arange(len(state))[:, None], ends), reached)
-        return found
+        np.maximum.at(following, (np.arange(len(state))[:, None], ends), reached)
+        return following

@@ -220,17 +220,33 @@ def arc_settings(tasks: Iterable[ArcTask], augmentations: int, seed: int) -> dic
     return {"builder": "arc", "version": VERSION, "tasks": parts, "tasks_sha256": digest.hexdigest(), **asked}
 
 
+def arc_differences(puzzles: PuzzleSet, steps: int | None, batch: int) -> list[str]:
+    """Describe how an ARC set and, unless `steps` is None, the number of epochs differ from the paper's."""
+    if puzzles.kind != "arc":
+        return []
+    differences = differences_from_published(puzzles.facts["build"])
+    if steps is not None:
+        published = steps_of_epochs(puzzles.facts["splits"]["train"], batch)
+        if abs(steps / published - 1) > 0.005:
+            epochs = PUBLISHED_EPOCHS * steps / published
+            differences.append(
+                f"{steps:,} steps are {epochs:,.0f} epochs of this set, not the paper's "
+                f"{PUBLISHED_EPOCHS:,} (--steps {published})"
+            )
+    return differences
+
+
 def differences_from_published(build: dict[str, Any]) -> list[str]:
     """List how a build's settings, as in puzzles.json, differ from the paper's arc-aug-1000."""
-    tasks, found = build.get("tasks"), []
+    tasks, differences = build.get("tasks"), []
     published = sum(PUBLISHED_TASKS.values())
     if isinstance(tasks, dict) and (total := sum(tasks.values())) != published:
         hint = ": without ConceptARC, which --concept-arc of `deeploop prepare arc` adds"
         lacks = hint if tasks.get("concept") == 0 else ""
-        found.append(f"built from {total} tasks, not the paper's {published}{lacks}")
+        differences.append(f"built from {total} tasks, not the paper's {published}{lacks}")
     if (views := build.get("augmentations")) != PUBLISHED_VIEWS:
-        found.append(f"at most {views} augmented views of a task, not the paper's {PUBLISHED_VIEWS:,}")
-    return found
+        differences.append(f"at most {views} augmented views of a task, not the paper's {PUBLISHED_VIEWS:,}")
+    return differences
 
 
 def steps_of_epochs(train: dict[str, int], batch: int) -> int:

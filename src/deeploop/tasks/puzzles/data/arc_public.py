@@ -64,9 +64,9 @@ def _read_names(path: Path) -> tuple[list[str], np.ndarray]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or not names:
         raise ValueError(f"{path}: must be a list of names")
     views = np.tile(np.array([0, *range(COLOURS)], dtype=np.uint8), (len(names), 1))
-    for view, found in zip(views, map(VIEW.fullmatch, names), strict=True):
-        if found:
-            view[:] = [int(digit) for digit in found[3] + found[4]]
+    for view, match in zip(views, map(VIEW.fullmatch, names), strict=True):
+        if match:
+            view[:] = [int(digit) for digit in match[3] + match[4]]
     return names, views
 
 

@@ -83,9 +83,9 @@ def _fill(made: Iterable[list[Candidate]], train: int, test: int, kind: str) -> 
                 return chosen
             fruitless = 0 if new else fruitless + CHUNK
             if fruitless >= FRUITLESS:
-                found = ", ".join(f"{name} {len(chosen[name])} of {wanted[name]}" for name in wanted)
+                so_far = ", ".join(f"{name} {len(chosen[name])} of {wanted[name]}" for name in wanted)
                 raise ValueError(
-                    f"{kind}: no new puzzle in {fruitless} attempts ({found}): ask for fewer or easier"
+                    f"{kind}: no new puzzle in {fruitless} attempts ({so_far}): ask for fewer or easier"
                 )
     raise AssertionError("attempts never end")
 

@@ -101,21 +101,21 @@ def describe_pairs(puzzles: PuzzleSet) -> list[str]:
 # ── Reading ─────────────────────────────────────────────────────────────────────────────────────────────
 def read_pairs(file: Path) -> tuple[list[Pair], int]:
     """Read the distinct pairs of a file; also return how many others repeat one of them."""
-    found: dict[str, Pair] = {}
+    pairs: dict[str, Pair] = {}
     repeated = 0
     for where, value in json_lines(file):
         if not isinstance(value, dict) or not {"input", "output"} <= set(value):
             raise ValueError(f'{where}: must be {{"input": …, "output": …}}')
         pair = Pair(where, *(parse_rows(f"{where}: {name}", value[name]) for name in ("input", "output")))
-        repeated += repr(pair.input) in found
-        earlier = found.setdefault(repr(pair.input), pair)
+        repeated += repr(pair.input) in pairs
+        earlier = pairs.setdefault(repr(pair.input), pair)
         if earlier.output != pair.output:
             raise ValueError(
                 f"{where}: another output for the same input as in line {earlier.where.rpartition(':')[2]}"
             )
-    if not found:
+    if not pairs:
         raise ValueError(f"{file}: has no pairs")
-    return list(found.values()), repeated
+    return list(pairs.values()), repeated
 
 
 def parse_rows(where: str, value: Any) -> Grid:
@@ -146,12 +146,12 @@ def _symbol(where: str, value: Any) -> str:
 
 def find_symbols(pairs: Sequence[Pair]) -> list[str]:
     """Return all symbols: integers by value, then the others."""
-    found: set[str] = set()
+    symbols: set[str] = set()
     for pair in pairs:
-        found |= {cell for grid in (pair.input, pair.output) for row in grid for cell in row}
-        if len(found) > MOST_SYMBOLS:
+        symbols |= {cell for grid in (pair.input, pair.output) for row in grid for cell in row}
+        if len(symbols) > MOST_SYMBOLS:
             raise ValueError(f"{pair.where}: more than {MOST_SYMBOLS} different symbols up to here")
-    return sorted(found, key=symbol_order)
+    return sorted(symbols, key=symbol_order)
 
 
 def symbol_order(symbol: str) -> tuple[bool, int, str]:

@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 
 from deeploop.data.description import check_fields, digest, naming_damage, read_array, read_description
-from deeploop.files import atomic_file, refuse_other
+from deeploop.files import atomic_file, naming_field, refuse_other
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.tasks.puzzles.data.kinds import KINDS, PuzzleKind
 
 PUZZLE_FORMAT = 1
@@ -81,8 +82,8 @@ class PuzzleSplit:
     @cached_property
     def scored(self) -> np.ndarray:
         """The cells that are scored in some puzzle, bool (length,)."""
-        found: np.ndarray = (self.labels != 0).any(axis=0)
-        return found
+        scored: np.ndarray = (self.labels != 0).any(axis=0)
+        return scored
 
     def first_examples(self) -> np.ndarray:
         """The number of each group's first example."""
@@ -146,6 +147,11 @@ class PuzzleSet:
         return cls(folder=folder, views=views, train=train, test=test, facts=facts, **named)
 
     @property
+    def shape(self) -> PuzzleShape:
+        """The sizes that a model for these puzzles has."""
+        return PuzzleShape(self.vocabulary, self.length, self.puzzle_ids)
+
+    @property
     def sources(self) -> list[str]:
         """The names of the files that the puzzles come from, if recorded."""
         return list(self.facts["build"].get("sources", []))
@@ -154,11 +160,11 @@ class PuzzleSet:
         """Read every array and raise ValueError unless its content has the hash in puzzles.json."""
         with naming_damage(self.folder):
             for name, entry in self.facts["arrays"].items():
-                found, wanted = digest(_read_array(self.folder, name, entry)), entry["sha256"]
-                if found != wanted:
-                    raise ValueError(f"{name}.npy has sha256 {found:.12}…, puzzles.json {wanted:.12}…")
-            if (found := content_hash(self.facts)) != self.hash:
-                raise ValueError(f"its content has hash {found:.12}…, puzzles.json {self.hash:.12}…")
+                sha256, wanted = digest(_read_array(self.folder, name, entry)), entry["sha256"]
+                if sha256 != wanted:
+                    raise ValueError(f"{name}.npy has sha256 {sha256:.12}…, puzzles.json {wanted:.12}…")
+            if (sha256 := content_hash(self.facts)) != self.hash:
+                raise ValueError(f"its content has hash {sha256:.12}…, puzzles.json {self.hash:.12}…")
             self._check_values()
 
     def _check_values(self) -> None:
@@ -169,6 +175,14 @@ class PuzzleSet:
                     raise ValueError(f"{name}_{what}: token {most}: must be below {self.vocabulary}")
         if check := KINDS[self.kind].check:
             check(self.vocabulary, self.length, self.views)
+
+
+def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:
+    """Open the puzzles of a folder and verify their hash; `field` is named in errors."""
+    with naming_field(field, path):
+        puzzles = PuzzleSet.open(path)
+        puzzles.verify()
+    return puzzles
 
 
 def write_puzzles(
@@ -201,9 +215,15 @@ def write_puzzles(
     }
     facts["hash"] = content_hash(facts)
     _check_arrays(facts, arrays)
+    _write_folder(folder, arrays, facts)
+    return PuzzleSet.open(folder)
+
+
+def _write_folder(folder: Path, arrays: Mapping[str, np.ndarray], facts: dict[str, Any]) -> None:
+    """Write the files under another name, then rename; another process may have written the same set."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     whole = folder.resolve()
-    partial = whole.with_name(f".{whole.name}.{os.getpid()}.part")  # another process may write the same set
+    partial = whole.with_name(f".{whole.name}.{os.getpid()}.part")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
@@ -218,7 +238,6 @@ def write_puzzles(
             raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return PuzzleSet.open(folder)
 
 
 def group_table(groups: int) -> np.ndarray:
@@ -239,8 +258,9 @@ def content_hash(facts: dict[str, Any]) -> str:
 
 
 def _of(arrays: Mapping[str, np.ndarray], split: str) -> dict[str, np.ndarray]:
-    found = {name: arrays.get(f"{split}_{name}") for name in (*REQUIRED, *OPTIONAL)}
-    return {name: array for name, array in found.items() if array is not None}
+    """The arrays of one split."""
+    names = {name: f"{split}_{name}" for name in (*REQUIRED, *OPTIONAL)}
+    return {name: arrays[own] for name, own in names.items() if own in arrays}
 
 
 def _check_whole(folder: Path) -> None:
@@ -281,30 +301,32 @@ def _check_arrays(facts: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> No
         if values.dtype.str != (kind := TYPES[name.removeprefix("train_").removeprefix("test_")]):
             raise ValueError(f"{name}: is of {values.dtype.str}, must be of {kind}")
     for name in SPLITS:
-        split = _of(arrays, name)
-        if missing := set(REQUIRED) - set(split):
-            raise ValueError(f"{name}: no {', '.join(sorted(missing))}")
-        groups, sizes = split["groups"], facts["splits"][name]
-        if groups.ndim != 2 or groups.shape[1] != 3 or not len(groups) or groups.min() < 0:
-            raise ValueError(f"{name}_groups: must be a table of pairs, puzzles and first ids, and not empty")
-        if groups.max() > facts["puzzle_ids"] + sizes["pairs"]:  # larger ones could overflow in sums
-            raise ValueError(f"{name}_groups: numbers beyond the {facts['puzzle_ids']} puzzle ids")
-        if _sizes(groups) != sizes or groups[:, :2].min() < 1:
-            raise ValueError(f"{name}_groups: does not add up to the sizes {sizes}")
-        shapes: dict[str, tuple[int, ...]] = {
-            "inputs": (sizes["pairs"], facts["length"]),
-            "shifts": (sizes["examples"], 2),
-        }
-        shapes |= dict.fromkeys(("ratings", "sources"), (sizes["groups"],))
-        shapes |= {"labels": shapes["inputs"], "groups": groups.shape}
-        for array in split:
-            if split[array].shape != shapes[array]:
-                raise ValueError(f"{name}_{array}: shape {split[array].shape}, must be {shapes[array]}")
-        if (last := int((groups[:, 1] + groups[:, 2]).max()) - 1) >= facts["puzzle_ids"]:
-            raise ValueError(f"{name}_groups: puzzle id {last}: must be below {facts['puzzle_ids']}")
-        if facts["names"][name] and len(facts["names"][name]) != len(groups):
-            raise ValueError(f"names.{name}: {len(facts['names'][name])} names of {len(groups)} groups")
-        _check_sources(name, split.get("sources"), facts["build"].get("sources", []))
+        _check_split(name, _of(arrays, name), facts)
+
+
+def _check_split(name: str, split: dict[str, np.ndarray], facts: dict[str, Any]) -> None:
+    if missing := set(REQUIRED) - set(split):
+        raise ValueError(f"{name}: no {', '.join(sorted(missing))}")
+    groups, sizes = split["groups"], facts["splits"][name]
+    if groups.ndim != 2 or groups.shape[1] != 3 or not len(groups) or groups.min() < 0:
+        raise ValueError(f"{name}_groups: must be a table of pairs, puzzles and first ids, and not empty")
+    if groups.max() > facts["puzzle_ids"] + sizes["pairs"]:  # larger ones could overflow in sums
+        raise ValueError(f"{name}_groups: numbers beyond the {facts['puzzle_ids']} puzzle ids")
+    if _sizes(groups) != sizes or groups[:, :2].min() < 1:
+        raise ValueError(f"{name}_groups: does not add up to the sizes {sizes}")
+    board, each = (sizes["pairs"], facts["length"]), (sizes["groups"],)
+    shapes: dict[str, tuple[int, ...]] = {
+        "inputs": board, "labels": board, "groups": groups.shape,
+        "shifts": (sizes["examples"], 2), "ratings": each, "sources": each,
+    }  # fmt: skip
+    for array in split:
+        if split[array].shape != shapes[array]:
+            raise ValueError(f"{name}_{array}: shape {split[array].shape}, must be {shapes[array]}")
+    if (last := int((groups[:, 1] + groups[:, 2]).max()) - 1) >= facts["puzzle_ids"]:
+        raise ValueError(f"{name}_groups: puzzle id {last}: must be below {facts['puzzle_ids']}")
+    if facts["names"][name] and len(facts["names"][name]) != len(groups):
+        raise ValueError(f"names.{name}: {len(facts['names'][name])} names of {len(groups)} groups")
+    _check_sources(name, split.get("sources"), facts["build"].get("sources", []))
 
 
 def _check_sources(split: str, sources: np.ndarray | None, names: Any) -> None:

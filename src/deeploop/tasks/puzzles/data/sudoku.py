@@ -116,8 +116,8 @@ def solve(puzzle: np.ndarray, limit: int = 2) -> tuple[list[np.ndarray], int]:
     cells, search = _masks(puzzle, on), Search(on)
     if not assign(cells, np.flatnonzero(puzzle).tolist(), on):
         return [], 0
-    found = list(islice(search.solutions(cells), limit))
-    return [np.array([mask.bit_length() for mask in cells], np.uint8) for cells in found], search.guesses
+    solved = list(islice(search.solutions(cells), limit))
+    return [np.array([mask.bit_length() for mask in cells], np.uint8) for cells in solved], search.guesses
 
 
 def _masks(puzzle: np.ndarray, on: SudokuBoard) -> list[int]:

@@ -26,33 +26,33 @@ class Solutions:
 def solve_batch(puzzles: np.ndarray) -> Solutions:
     """Solve boards of digits (B, cells), 0 for blank."""
     size = int(puzzles.shape[1] ** 0.5)
-    found = Solutions(
+    solutions = Solutions(
         np.zeros(len(puzzles), np.int64), np.zeros_like(puzzles), np.zeros(len(puzzles), np.int64)
     )
     boards, owners = np.ascontiguousarray(_masks(puzzles, size).T), np.arange(len(puzzles))
     while len(owners):
         now, of = boards[:, -BATCH:], owners[-BATCH:]
         boards, owners = boards[:, :-BATCH], owners[:-BATCH]
-        wanted = found.counts[of] < 2
+        wanted = solutions.counts[of] < 2
         if wanted.any():
-            more, parents = _advance(found, np.compress(wanted, now, axis=1), of[wanted], size)
+            more, parents = _advance(solutions, np.compress(wanted, now, axis=1), of[wanted], size)
             boards, owners = np.concatenate([boards, more], axis=1), np.concatenate([owners, parents])
-    return found
+    return solutions
 
 
 def _advance(
-    found: Solutions, boards: np.ndarray, owners: np.ndarray, size: int
+    solutions: Solutions, boards: np.ndarray, owners: np.ndarray, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sweep once and record solved boards; return those to sweep again, and the branches of the others."""
     before = boards.copy()
     possible = _sweep(boards, size)
     changed = (boards != before).any(axis=0)
     still_open = (boards & (boards - 1)).any(axis=0)
-    _record(found, boards, owners, possible & ~changed & ~still_open)
+    _record(solutions, boards, owners, possible & ~changed & ~still_open)
     ready, again = possible & ~changed & still_open, possible & changed
     children, parents = _branch(np.compress(ready, boards, axis=1), size)
     tried = owners[ready][parents]
-    found.guesses[:] += np.bincount(tried, minlength=len(found.guesses))
+    solutions.guesses[:] += np.bincount(tried, minlength=len(solutions.guesses))
     swept = np.compress(again, boards, axis=1)
     return np.concatenate([swept, children], axis=1), np.concatenate([owners[again], tried])
 
@@ -62,11 +62,13 @@ def _masks(puzzles: np.ndarray, size: int) -> np.ndarray:
     return values[puzzles]
 
 
-def _record(found: Solutions, boards: np.ndarray, owners: np.ndarray, where: np.ndarray) -> None:
+def _record(solutions: Solutions, boards: np.ndarray, owners: np.ndarray, where: np.ndarray) -> None:
     """Record the solved boards, which are those at `where`."""
     digits = np.bitwise_count(boards[:, where] - 1) + 1  # the position of the only bit
-    found.answers[owners[where]] = digits.T
-    found.counts[:] = (found.counts + np.bincount(owners[where], minlength=len(found.counts))).clip(max=2)
+    solutions.answers[owners[where]] = digits.T
+    solutions.counts[:] = (
+        solutions.counts + np.bincount(owners[where], minlength=len(solutions.counts))
+    ).clip(max=2)
 
 
 def _branch(boards: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

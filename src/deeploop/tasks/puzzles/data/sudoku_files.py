@@ -112,18 +112,18 @@ def build_from_files(asked: SudokuFiles, out: Path, workers: int = 1) -> PuzzleS
     settings, names = asked.settings(), asked.names()
     refuse_too_few(asked)
     tallies = [Tally() for _ in names]
-    found = read_files(asked, tallies, workers)
-    held_out = found.sources >= len(asked.files)
-    kept = one_of_each_class(found.classes, held_out)
-    dropped = np.bincount(np.delete(found.sources, kept), minlength=len(names))
+    puzzles = read_files(asked, tallies, workers)
+    held_out = puzzles.sources >= len(asked.files)
+    kept = one_of_each_class(puzzles.classes, held_out)
+    dropped = np.bincount(np.delete(puzzles.sources, kept), minlength=len(names))
     for tally, count in zip(tallies, dropped.tolist(), strict=True):
         tally.duplicates = count
-    chosen = draw(asked, found.guesses[kept], found.sources[kept])
+    chosen = draw(asked, puzzles.guesses[kept], puzzles.sources[kept])
     return write_puzzles(
         out,
         kind="sudoku",
         vocabulary=asked.size + 2,
-        splits={split: _arrays(found, kept[rows]) for split, rows in chosen.items()},
+        splits={split: _arrays(puzzles, kept[rows]) for split, rows in chosen.items()},
         build={**settings, "files": [vars(tally) for tally in tallies]},
     )
 
@@ -135,16 +135,16 @@ def read_files(asked: SudokuFiles, tallies: list[Tally], workers: int) -> Found:
     parts = []
     bar = tqdm(desc="sudoku", unit=" puzzles", dynamic_ncols=True, disable=None)
     with bar, closing(process_map(partial(check_piece, size=asked.size), pieces, workers)) as checked:
-        for source, found, bad in checked:
+        for source, puzzles, bad in checked:
             path = asked.all_files[source]
             for number, what in bad:
                 if not asked.skip_bad:
                     raise ValueError(f"{path}:{number}: {what}; --skip-bad leaves such lines out")
                 tallies[source].first_bad = tallies[source].first_bad or f"{path.name}:{number}: {what}"
             tallies[source].bad += len(bad)
-            tallies[source].puzzles += len(found.inputs)
-            parts.append(found)
-            bar.update(len(found.inputs))
+            tallies[source].puzzles += len(puzzles.inputs)
+            parts.append(puzzles)
+            bar.update(len(puzzles.inputs))
     for path, tally in zip(asked.all_files, tallies, strict=True):
         if not tally.puzzles:
             skipped = f" ({tally.bad:,} bad lines, the first: {tally.first_bad})" if tally.bad else ""
@@ -168,8 +168,8 @@ def _is_readable(line: str, columns: Columns | None, size: int) -> bool:
         return False
 
 
-def _too_few(path: Path, found: str, trained: int) -> ValueError:
-    what = f"{found}, too few for {trained:,} to train on and some to test"
+def _too_few(path: Path, held: str, trained: int) -> ValueError:
+    what = f"{held}, too few for {trained:,} to train on and some to test"
     return ValueError(f"{path}: {what}; ask for fewer with --train")
 
 
@@ -283,8 +283,8 @@ def draw(asked: SudokuFiles, guesses: np.ndarray, sources: np.ndarray) -> dict[s
         own = own[orders(words(keys(asked.seed, source)[0], np.array([0]), len(own))[0])]
         trained = asked.train if source < len(asked.files) else 0
         if trained and len(own) <= trained:
-            found = f"{len(own):,} puzzles of different classes{_of(asked.difficulty)}"
-            raise _too_few(path, found, trained)
+            held = f"{len(own):,} puzzles of different classes{_of(asked.difficulty)}"
+            raise _too_few(path, held, trained)
         tested = min(asked.test, len(own) - trained)
         test.append(own[:tested])
         train.append(own[tested : tested + trained])
@@ -297,14 +297,14 @@ def _of(difficulty: str) -> str:
     return "" if difficulty == "any" else f" of difficulty {difficulty}"
 
 
-def _arrays(found: Found, rows: np.ndarray) -> dict[str, np.ndarray]:
+def _arrays(puzzles: Found, rows: np.ndarray) -> dict[str, np.ndarray]:
     blank = np.uint8(BLANK)
     return {
-        "inputs": found.inputs[rows] + blank,
-        "labels": found.answers[rows] + blank,
+        "inputs": puzzles.inputs[rows] + blank,
+        "labels": puzzles.answers[rows] + blank,
         "groups": group_table(len(rows)),
-        "ratings": found.guesses[rows].astype("<i4"),
-        "sources": found.sources[rows].astype("<i4"),
+        "ratings": puzzles.guesses[rows].astype("<i4"),
+        "sources": puzzles.sources[rows].astype("<i4"),
     }
 
 
