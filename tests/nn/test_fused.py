@@ -199,7 +199,8 @@ def entered(monkeypatch):
 @pytest.mark.parametrize("q_only", [False, True])
 def test_a_reasoner_on_the_kernels_is_the_reasoner(entered, q_only):
     length = 100 if DEVICE == "cuda" else 9
-    config, shape = HRMConfig(width=256, heads=4, hidden=128), PuzzleShape(6, length, 1)
+    config = HRMConfig(width=256, heads=4, hidden=128, high_blocks=1, low_blocks=2)
+    shape = PuzzleShape(6, length, 1)
     model, plain = (Reasoner(config, shape, seed=1).to(DEVICE) for _ in range(2))
     with torch.no_grad():
         for each in (model, plain):
