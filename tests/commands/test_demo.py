@@ -148,7 +148,9 @@ def test_runs_train_as_processes_with_one_thread(tmp_path, capsys):
 
 
 def test_ctrl_c_lets_both_save(tmp_path, monkeypatch):
-    saves = "trap 'echo saved; exit 143' TERM; echo ready; while :; do sleep 0.05; done"
+    saves = (
+        "trap 'echo saved; exit 143' TERM; echo ready; for wait in $(seq 400); do sleep 0.05; done; exit 1"
+    )
     in_place_of_training(monkeypatch, saves)
     logs = [tmp_path / f"{name}.log" for name in ("flat", "other")]
 
