@@ -112,17 +112,6 @@ def test_a_finished_run_keeps_the_settings_it_was_trained_with(train_arguments, 
     assert read_metrics(out, "resume") == []
 
 
-def test_another_seed_is_refused_by_its_name(train_arguments, tmp_path, capsys):
-    out = tmp_path / "run"
-    assert main(train_arguments(out)) == 0
-    assert main(train_arguments(out, "--resume", "--seed", 3)) == 2
-    message = (
-        f"seed=3: the run in {out} was started with seed=0; `deeploop train --resume {out}` keeps that; "
-        "or choose another --out"
-    )
-    assert capsys.readouterr().err == f"deeploop train: error: {message}\n"
-
-
 @pytest.mark.parametrize(
     ("warmup", "block", "says"),
     [
@@ -167,11 +156,6 @@ def test_a_stop_before_the_next_validation_reports_the_last_one(
     monkeypatch.setattr("deeploop.commands.train.StopRequest", StopAtOnce)
     assert main(train_arguments(tmp_path / "run", "--optim.steps", 9, "--resume", "--quiet")) == 143
     assert f"last validation {loss:.4f}" in capsys.readouterr().out
-
-
-def test_resume_in_an_empty_folder_starts_afresh(train_arguments, tmp_path):
-    assert main(train_arguments(tmp_path / "run", "--resume")) == 0
-    assert read_metrics(tmp_path / "run")[0]["step"] == 0
 
 
 def test_a_resumed_run_may_change_its_length_and_says_so(train_arguments, tmp_path, capsys):
