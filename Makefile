@@ -15,8 +15,9 @@ BIN := .venv/bin
 # Two processes of one thread each, a test file to one of them, the slowest files first (tests/conftest.py).
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # The tests that run kernels: one case of each in Triton's interpreter, so that a changed signature fails on a CPU.
+# One by one to whichever process is free, as one file takes half of the time.
 KERNEL_TESTS = $$(grep -rlE 'mark\.(gpu|kernels)' tests --include='test_*.py')
-TEST_SAMPLE = TRITON_INTERPRET=1 $(TEST) -m sample $(KERNEL_TESTS)
+TEST_SAMPLE = TRITON_INTERPRET=1 $(TEST) --dist worksteal -m sample $(KERNEL_TESTS)
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RECENT := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 # An interrupted `-m venv` leaves a python without pip.

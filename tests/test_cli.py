@@ -406,7 +406,10 @@ def test_a_folder_that_holds_a_run(refused, train_arguments, tmp_path):
         message = refused(train_arguments(out, "--resume", f"--model.{field}", value))
         name = f"model.{field}"
         assert message.startswith(f"{name}={value}: the run in {out} was started with {name}={old}; `deep")
-    assert "seed=0" in refused(train_arguments(out, "--resume", "--seed", 1, "--optim.steps", 9))
+    assert refused(train_arguments(out, "--resume", "--seed", 1, "--optim.steps", 9)) == (
+        f"seed=1: the run in {out} was started with seed=0; `deeploop train --resume {out}` keeps that; "
+        "or choose another --out"
+    )
     assert [path.name for path in list_checkpoints(out)] == kept
 
 

@@ -21,7 +21,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # A fenced block, or a whole command within a sentence; RECIPE and the like are placeholders.
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$|`(deeploop [a-z][^`A-Z]*)`", re.MULTILINE | re.DOTALL)
 PARSED = "train gpt2-"
-FEWER = ["--optim.steps", "12", "--optim.warmup-steps", "2", "--data.validate-every", "12"]
+FEWER = ["--optim.steps", "12", "--optim.warmup-steps", "2", "--optim.batch", "4"]
+FEWER += ["--data.validate-every", "12"]
 SMALLER = {
     "diagnose": ["--sequences", "1", "--iterations", "1", "--sublayers", "blocks.0.mlp"],
     "validate": ["--sequences", "2"],

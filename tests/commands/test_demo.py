@@ -15,7 +15,7 @@ import pytest
 from deeploop.commands.demo import DemoArgs, run, train_cells
 from deeploop.commands.demo_models import DRAWN, MODELS, QUICK_ROWS, TRAINED_STEPS, grid
 from deeploop.commands.demo_page import TABLE
-from deeploop.runs.folder import last_checkpoint
+from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Grid
 from deeploop.tasks.iterate.load import load_iterate
 from deeploop.tasks.iterate.problems.base import solve
@@ -122,41 +122,53 @@ def test_models_differ_in_what_the_demo_names_alone():
 
 
 # ── Side by side ────────────────────────────────────────────────────────────────────────────────────────
-def few_steps(**more):
-    """The flat model and its like under another seed, for four steps."""
+def few_steps(*names):
+    """The flat model for four steps, once for each name."""
     (flat, *_) = grid(0, quick=True).cells()
-    axis = {name: {"seed": seed, **more} for seed, name in enumerate(("flat", "other"))}
+    axis = {name: {"seed": seed} for seed, name in enumerate(names)}
     return Grid("demo", flat.recipe, {"model": axis}, {**flat.settings, "optim.steps": 4})
 
 
+def in_place_of_training(monkeypatch, line):
+    """Each process runs a line of shell."""
+    monkeypatch.setattr(SweepFolder, "next_command", lambda self, cell: ["sh", "-c", line])
+
+
 def test_runs_train_as_processes_with_one_thread(tmp_path, capsys):
-    train_cells(tmp_path, few_steps(), here=False)
+    train_cells(tmp_path, few_steps("flat"), here=False)
     last = [line.split() for line in capsys.readouterr().out.splitlines()]
     validated = read_metrics(tmp_path / "flat", "validation")[-1]
     share = f"{validated['cells_by_steps'][-1]:.1%}"
     assert ["flat", "finished", "4/4"] in [words[:3] for words in last if share in words]
     assert "1 CPU thread\n" in (tmp_path / "flat.log").read_text()
     lines = (tmp_path / "flat" / "metrics.jsonl").read_bytes()
-    train_cells(tmp_path, few_steps(), here=False)  # nothing is left
+    train_cells(tmp_path, few_steps("flat"), here=False)  # nothing is left
     assert (tmp_path / "flat" / "metrics.jsonl").read_bytes() == lines
     assert capsys.readouterr().out == ""
 
 
-def test_ctrl_c_lets_both_save(tmp_path):
+def test_ctrl_c_lets_both_save(tmp_path, monkeypatch):
+    saves = (
+        "trap 'echo saved; exit 143' TERM; echo ready; for wait in $(seq 400); do sleep 0.05; done; exit 1"
+    )
+    in_place_of_training(monkeypatch, saves)
+    logs = [tmp_path / f"{name}.log" for name in ("flat", "other")]
+
     def interrupt():
-        while not all((tmp_path / name / "metrics.jsonl").exists() for name in ("flat", "other")):
+        while not all(log.exists() and "\nready" in log.read_text() for log in logs):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        train_cells(tmp_path, few_steps(**{"optim.steps": 100_000}), here=False)
-    assert all(last_checkpoint(tmp_path / name) for name in ("flat", "other"))
+        train_cells(tmp_path, few_steps("flat", "other"), here=False)
+    assert all(log.read_text().endswith("ready\nsaved\n") for log in logs)
 
 
-def test_a_run_that_fails_is_named_with_its_log(tmp_path):
-    with pytest.raises(ValueError, match=r"(flat|other): nowhere: no such run folder.*; its log: .*.log"):
-        train_cells(tmp_path, few_steps(init_from="nowhere"), here=False)
+def test_a_run_that_fails_is_named_with_its_log(tmp_path, monkeypatch):
+    in_place_of_training(monkeypatch, "echo deeploop train: error: no corpus >&2; exit 2")
+    with pytest.raises(ValueError, match=r"(flat|other): no corpus; its log: .*.log"):
+        train_cells(tmp_path, few_steps("flat", "other"), here=False)
 
 
 def test_a_seed_below_0_is_refused():

@@ -1,4 +1,4 @@
-"""κ_R of every rule against dense Jacobians by plain autograd, with and without prelude, coda, injection."""
+"""κ_R of every rule against dense Jacobians by plain autograd; also with prelude, coda and injection."""
 
 from functools import partial
 
@@ -59,8 +59,9 @@ def visit_maps(net, sublayer, compute):
     return whole.chunk(net.rounds, dim=1)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("rule", NAMED)
+@pytest.mark.parametrize(
+    ("rule", "loop"), [*((rule, "plain") for rule in NAMED), ("prenorm", "add"), ("deeploop", "linear")]
+)
 def test_kappa_is_that_of_dense_jacobians(rule, loop):
     """Eq. (kappa-def) from one copy of a sublayer's parameters for each visit."""
     net = built(rule, loop)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pretrained
 import torch
 from together import finished_run, settings, write_tasks
-from victims import CLOCKS, finish, small_config, start
+from victims import CLOCKS, small_config
 
 import deeploop.bench.training
 import deeploop.commands.demo
@@ -29,6 +29,7 @@ from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.puzzles.data.sets import PuzzleSet
 from deeploop.tasks.puzzles.data.sudoku import build_sudoku
 from deeploop.train.metrics import read_metrics
+from forked import finish, start
 from public_weights import as_public
 
 WORKERS_SECONDS = 60.0  # a worker that is still importing torch on a busy machine goes after that

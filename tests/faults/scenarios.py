@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from interrupted import VICTIMS, kill_midway
 from together import TOGETHER, train_words
-from victims import STEPS, differences, finish, small_config, start, undisturbed
+from victims import STEPS, differences, small_config, undisturbed
 
 from deeploop.data.shards import HEADER_BYTES
 from deeploop.runs.folder import last_checkpoint, list_checkpoints
@@ -28,6 +28,7 @@ from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.checkpoint import read_state
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
+from forked import finish, start, wait_until
 
 LONG = {"data.validate_every": 100, "optim.steps": 400, "checkpoint.every": 20}
 QUICK = ("eval", "eval --segments", "export", "import", "prepare pairs", "report", "retrofit")
@@ -57,14 +58,6 @@ def same_end(config: TrainConfig, reference: Path) -> None:
         raise AssertionError(f"{config.out.name}: {'; '.join(wrong)}")
 
 
-def wait_until(holds: Callable[[], object], pid: int, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline or os.waitpid(pid, os.WNOHANG)[0]:
-            raise AssertionError("the run ended before it could be disturbed")
-        time.sleep(0.002)
-
-
 def step_of(config: TrainConfig) -> int:
     found = last_checkpoint(config.out)
     return int(found.name.removeprefix("step-")) if found else 0
@@ -72,13 +65,11 @@ def step_of(config: TrainConfig) -> int:
 
 def kills(folder: Path, times: int) -> Row:
     """SIGKILL at random moments; each resume is the next victim."""
-    began = time.monotonic()
-    reference, draw = undisturbed(folder), random.Random(0)
-    longest = max(0.8, time.monotonic() - began)
+    reference, draw = undisturbed(), random.Random(0)
     killed = in_save = runs = 0
     while killed < times:
         config = small_config(folder, f"victim-{runs}")
-        runs, patience = runs + 1, longest
+        runs, patience = runs + 1, 0.8
         while True:
             pid = start(lambda config=config: train(config), folder / "kills.log")
             time.sleep(draw.uniform(0.03, patience))
@@ -100,7 +91,7 @@ def kills(folder: Path, times: int) -> Row:
 
 def terminations(folder: Path, times: int) -> Row:
     """SIGTERM, as SLURM sends it ahead of time: the run saves at once and leaves."""
-    reference, draw = undisturbed(folder), random.Random(1)
+    reference, draw = undisturbed(), random.Random(1)
     slowest = 0.0
     for index in range(times):
         config = replace(
@@ -128,7 +119,7 @@ def terminations(folder: Path, times: int) -> Row:
 
 def damaged_checkpoints(folder: Path, times: int) -> Row:
     """The newest checkpoint is cut, flipped or robbed of a file."""
-    reference, draw = undisturbed(folder), random.Random(2)
+    reference, draw = undisturbed(), random.Random(2)
     for index in range(times):
         config, log = small_config(folder, f"damaged-{index}"), folder / f"damaged-{index}.log"
         kill_at(config, STEPS // 2, log)
@@ -174,7 +165,7 @@ def kill_at(config: TrainConfig, step: int, log: Path) -> None:
 
 def full_disk(folder: Path, times: int) -> Row:
     """No file may grow beyond a limit: the checkpoint's largest file can't be written."""
-    reference = undisturbed(folder)
+    reference = undisturbed()
     for index in range(times):
         config = small_config(folder, f"full-{index}")
         kill_at(config, 6, folder / "full.log")
@@ -204,7 +195,7 @@ def full_disk(folder: Path, times: int) -> Row:
 
 def shards(folder: Path, times: int) -> Row:
     """A shard is removed, cut, or filled with tokens beyond the vocabulary while a run reads it."""
-    reference, draw = undisturbed(folder), random.Random(3)
+    reference, draw = undisturbed(), random.Random(3)
     said = {"remove": "can't be read any more", "cut": "truncated shard", "tokens": "outside the vocabulary"}
     for index in range(times):
         kind = list(said)[index % 3]
@@ -240,7 +231,7 @@ def shards(folder: Path, times: int) -> Row:
 
 def second_run(folder: Path, times: int) -> Row:
     """The first is held still while it has the folder, so that the second meets it for certain."""
-    reference = undisturbed(folder)
+    reference = undisturbed()
     for index in range(times):
         config = small_config(folder, f"twice-{index}")
         pid = start(lambda config=config: train(config), folder / "first.log")
@@ -264,7 +255,7 @@ def second_run(folder: Path, times: int) -> Row:
 
 def clock(folder: Path, times: int) -> Row:
     """Clocks that jump by hours, forwards and backwards, at every reading."""
-    reference = undisturbed(folder)
+    reference = undisturbed()
 
     def jumping(config: TrainConfig) -> None:
         draw, real = random.Random(4), time.perf_counter
@@ -285,7 +276,7 @@ def clock(folder: Path, times: int) -> Row:
 
 def non_finite(folder: Path, times: int) -> Row:
     """A NaN in one step's loss: the run stops where it can be resumed, or skips the step, as set."""
-    reference = undisturbed(folder)
+    reference = undisturbed()
     real = LanguageTask.loss
 
     def poison(config: TrainConfig, step: int) -> None:
@@ -392,7 +383,7 @@ def interrupted(folder: Path, times: int) -> Row:
 
 def threads(folder: Path, times: int) -> Row:
     """Each resume computes with another number of threads."""
-    reference = [record["loss"] for record in read_metrics(undisturbed(folder), "train")]
+    reference = [record["loss"] for record in read_metrics(undisturbed(), "train")]
     furthest = 0.0
     for index in range(times):
         config, log = small_config(folder, f"threads-{index}"), folder / "threads.log"

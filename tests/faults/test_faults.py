@@ -19,7 +19,7 @@ def test_nothing_is_lost(name, tmp_path):
 
 
 def test_a_run_that_ends_in_another_way_is_told(tmp_path):
-    reference = undisturbed(tmp_path)
+    reference = undisturbed()
     run = shutil.copytree(reference, tmp_path / "copy")
     assert differences(run, reference) == []
     for file in ("model", "optimizer", "rng"):

@@ -7,10 +7,11 @@ import shutil
 import sys
 
 import pytest
-from victims import finish, small_config, start
+from victims import small_config
 
 from deeploop.cli import main
 from deeploop.train.loop import train
+from forked import finish, start
 
 
 def obey_permissions():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from safetensors.torch import load_file
-from victims import finish, small_config, start
+from victims import small_config
 
 import deeploop.eval.harness
 import deeploop.export.run
@@ -22,6 +22,7 @@ from deeploop.tasks.language.config import TrainConfig
 from deeploop.train.checkpoint import read_state
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
+from forked import finish, start
 
 REFUSED = "another run is writing there"
 MEANWHILE = "another run began there meanwhile"  # the other one was quick

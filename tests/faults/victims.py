@@ -1,17 +1,12 @@
-"""Small runs to be disturbed, the processes they run in, and the comparison with an undisturbed one."""
+"""Small runs to be disturbed, and the comparison with an undisturbed one."""
 
-import os
+import atexit
 import random
-import sys
-import threading
-import time
-import traceback
-from collections.abc import Callable
+import shutil
+import tempfile
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-
-import torch
-from tqdm import tqdm
 
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
@@ -20,6 +15,7 @@ from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.recipes import tiny
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
+from forked import finish, start
 
 CLOCKS = ("seconds", "tokens_per_s", "mfu")
 STEPS = 30
@@ -46,47 +42,14 @@ def small_config(folder: Path, name: str = "run", **optim: object) -> TrainConfi
     )
 
 
-def start(work: Callable[[], object], log: Path) -> int:
-    """Runs `work` in a process of its own, forked so that nothing is imported again; its id."""
-    sys.stdout.flush()
-    if pid := os.fork():
-        return pid
-    code = 1
-    try:
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))  # not a test's capture
-        torch.set_num_threads(1)
-        # Its own lock would be shared by all forks, and one killed while it holds it stops those after it.
-        tqdm.set_lock(threading.RLock())
-        work()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def finish(pid: int, seconds: float = 120.0) -> int:
-    """Waits for a process; its exit code, negative for a signal."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-    raise TimeoutError(f"process {pid} was still running after {seconds:.0f} s")
-
-
-def undisturbed(folder: Path, **optim: object) -> Path:
-    config = small_config(folder, "undisturbed", **optim)
-    if finish(start(lambda: train(config), folder / "undisturbed.log")):
-        raise RuntimeError((folder / "undisturbed.log").read_text())
+@cache
+def undisturbed() -> Path:
+    """Train the run whose end the others must reach, once in this process."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    config = small_config(folder)
+    if finish(start(lambda: train(config), folder / "log")):
+        raise RuntimeError((folder / "log").read_text())
     return config.out
 
 

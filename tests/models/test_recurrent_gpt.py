@@ -225,9 +225,18 @@ def detached(model, tokens, kept):
     return model.read_out(model.once("coda", x, context), tokens).loss
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("recompute", ["off", "round", "block"])
-@pytest.mark.parametrize("kept", [1, 2, 4, 9])
+@pytest.mark.parametrize(
+    ("kept", "recompute", "precision"),
+    [
+        (1, "off", "fp32"),
+        (1, "round", "bf16"),
+        (2, "off", "bf16"),
+        (2, "round", "fp32"),
+        (2, "block", "bf16"),
+        (4, "block", "fp32"),
+        (9, "round", "bf16"),
+    ],
+)
 @pytest.mark.parametrize("injection", INJECTIONS)
 def test_a_truncated_gradient_is_that_of_earlier_rounds_detached_bit_for_bit(
     injection, kept, recompute, precision, tokens

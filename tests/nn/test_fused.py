@@ -199,7 +199,8 @@ def entered(monkeypatch):
 @pytest.mark.parametrize("q_only", [False, True])
 def test_a_reasoner_on_the_kernels_is_the_reasoner(entered, q_only):
     length = 100 if DEVICE == "cuda" else 9
-    config, shape = HRMConfig(width=256, heads=4, hidden=128), PuzzleShape(6, length, 1)
+    config = HRMConfig(width=256, heads=4, hidden=128, high_blocks=1, low_blocks=2)
+    shape = PuzzleShape(6, length, 1)
     model, plain = (Reasoner(config, shape, seed=1).to(DEVICE) for _ in range(2))
     with torch.no_grad():
         for each in (model, plain):
@@ -286,7 +287,7 @@ def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatc
 def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch, size):
     """On a GPU, in bf16, by torch's kernel and, where heads have 128, by ours; else by their equations."""
     width = 2 * size
-    config = GPTConfig(blocks=2, rounds=3, width=width, heads=2, hidden=48, vocabulary=64, context=9)
+    config = GPTConfig(blocks=1, rounds=3, width=width, heads=2, hidden=48, vocabulary=64, context=9)
     gpt = LoopedGPT(config).to(DEVICE)
     torch.manual_seed(0)
     for parameter in gpt.blocks.parameters():

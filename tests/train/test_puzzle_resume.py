@@ -1,13 +1,12 @@
-"""A reasoner's run, killed and resumed, equals one that never stopped: a real process, to the last bit."""
+"""A reasoner's run, killed and resumed, equals one that never stopped, to the last bit."""
 
+import os
 import signal
-import subprocess
-import sys
-import time
 
 from deeploop.cli import main
 from deeploop.runs.folder import last_checkpoint
 from deeploop.train.checkpoint import read_state
+from forked import finish, start, wait_until
 
 STEPS = 60
 SETTINGS = (
@@ -25,18 +24,10 @@ def command(out, boards):
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(boards, tmp_path):
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert main(command(whole, boards)) == 0
-    arguments = [sys.executable, "-m", "deeploop", *command(out, boards)]
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 300
-        while last_checkpoint(out) is None:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == -signal.SIGKILL
+    process = start(lambda: main(command(out, boards)), tmp_path / "log")
+    wait_until(lambda: last_checkpoint(out), process, 300)
+    os.kill(process, signal.SIGKILL)
+    assert finish(process) == -signal.SIGKILL
     assert read_state(last_checkpoint(out))["step"] < STEPS, "the run ended before the signal came"
 
     assert main(["train", "--resume", str(out)]) == 0

@@ -1,6 +1,7 @@
 """Convert configs to JSON values and back, list their fields' types, and compare them."""
 
 import dataclasses
+import functools
 import types
 import typing
 from pathlib import Path
@@ -65,6 +66,7 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
+@functools.cache
 def _field_hints(kind: type) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
