@@ -49,6 +49,19 @@ def test_the_example_trains_and_a_resumed_run_is_the_uninterrupted_one(tmp_path)
     assert losses(cut) == losses(whole)
 
 
+def test_what_a_task_draws_itself_goes_on_after_a_resume(tmp_path):
+    class Noisy(Sorting):
+        def loss(self, *args):
+            return super().loss(*args) * (1 + 0.1 * torch.rand(()))
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train(short(whole), task=Noisy, quiet=True)
+    train(short(cut, 2), task=Noisy, quiet=True)
+    torch.rand(3)  # a resumed run does not depend on what its process drew
+    train(replace(short(cut), resume=True), task=Noisy, quiet=True)
+    assert losses(cut) == losses(whole)
+
+
 def test_the_last_weights_are_those_that_the_run_ended_with(tmp_path):
     trained = []
 
