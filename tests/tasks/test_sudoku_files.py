@@ -252,7 +252,7 @@ def test_each_puzzle_has_its_file_its_answer_and_its_guesses(made, tmp_path):
 
 def test_the_seed_draws_and_workers_do_not(tmp_path, lines, monkeypatch):
     whole = build(lines, out=tmp_path / "one")
-    monkeypatch.setattr("deeploop.tasks.puzzles.data.sudoku_files.BATCH", 9)
+    monkeypatch.setattr("deeploop.tasks.puzzles.data.sudoku_lines.BATCH", 9)
     asked = SudokuFiles((lines,), train=10, test=5)
     assert build_from_files(asked, tmp_path / "two", workers=2).hash == whole.hash
     other = build(lines, out=tmp_path / "seed", seed=1)
