@@ -28,9 +28,9 @@ def run(args: GenerateArgs) -> int:
         if args.rounds is not None:
             model.set_rounds(args.rounds)
         model.set_cache_rounds(args.cache_rounds)
+        adaptive = None if args.adaptive == "off" else AdaptiveDepth(model, exit_rule(args))
         if model.budget_warning:
             print(f"warning: {model.budget_warning}", file=sys.stderr)
-        adaptive = None if args.adaptive == "off" else AdaptiveDepth(model, exit_rule(args))
         if world.device.type == "cuda":
             print(f"decoding: {describe(adaptive or model)}", file=sys.stderr)
         shown = sys.stdout.isatty()
