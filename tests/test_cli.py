@@ -344,6 +344,10 @@ def test_a_corpus_too_small_for_a_recipe_is_answered_with_commands_to_choose_fro
     assert again == f"train tiny --data {corpus} --optim.batch 32 --steps 300"
     assert main([*once.split(), "--dry-run", "--device", "cpu"]) == 0
     assert "10.0 epochs" in capsys.readouterr().out
+    measured = re.findall(r"`deeploop (.*?)`", refused([*second.split(), "--batch", "32", "--auto-lr"]))
+    assert measured == [once, f"{again} --auto-lr"]
+    assert main([*measured[1].split(), "--dry-run", "--device", "cpu"]) == 0
+    assert "--auto-lr: peak rate" in capsys.readouterr().out
 
 
 def test_text_that_is_not_prepared_is_answered_with_two_commands(

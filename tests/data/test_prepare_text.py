@@ -49,22 +49,20 @@ def test_an_edit_of_the_same_size_is_seen(prepare_text, text):
 
 
 def test_fewer_held_out_tokens_than_asked_for_are_explained(text, tmp_path, capsys):
-    """1,840 tokens: 100 can be held out, 1,000 not."""
-    for wanted, why in (
-        (100, ""),
-        (1_000, r" \(at most a tenth of the text; --validation-tokens is 1,000\)"),
-    ):
-        words = [
-            "--tokenizer",
-            "bytes",
-            "--validation-tokens",
-            str(wanted),
-            "--out",
-            str(tmp_path / str(wanted)),
-        ]
+    """Of 1,840 tokens at most a tenth; a document that is longer than that is not held out."""
+
+    def held_out(wanted):
+        out = tmp_path / f"{wanted}-{len([*text.iterdir()])}"
+        words = ["--tokenizer", "bytes", "--validation-tokens", str(wanted), "--out", str(out)]
         assert main(["prepare", "text", str(text), *words]) == 0
-        held = int(re.search(rf"([\d,]+) validation{why}; ", capsys.readouterr().out)[1])
-        assert held == (115 if wanted == 100 else 184)
+        count, why = re.search(r"(\d+) validation(.*?); \d shards", capsys.readouterr().out).groups()
+        return int(count), why
+
+    how = " (whole documents spread over the text, at most a tenth of it; --validation-tokens is {})"
+    assert held_out(100) == (115, "")
+    assert held_out(1_000) == (184, how.format("1,000"))
+    (text / "99.txt").write_text(2_000 * "z")
+    assert held_out(100) == (69, how.format("100"))  # a tenth would be 384
 
 
 def test_a_corpus_of_before_text_was_hashed_is_recognised_in_so_many_words(prepare_text, tmp_path):

@@ -311,6 +311,15 @@ def test_curves_are_scaled_to_what_follows_the_start(tmp_path):
     assert low < min(later) <= max(later) < high < max(y for _, y in points)
 
 
+def test_a_run_much_shorter_than_the_others_is_inside_the_scale(tmp_path):
+    write_run(tmp_path / "long", step=800, loss=1.0)
+    write_run(tmp_path / "short", step=40, seed=1, loss=4.9)
+    (chart,) = curves(find_runs((tmp_path,)), Histories())
+    low, high = chart.panels[0].y_range
+    ends = [line.y[-1] for line in chart.panels[0].lines]
+    assert low < min(ends) < max(ends) < high
+
+
 def test_curves_have_a_panel_for_each_r(tmp_path):
     for R in (1, 3):
         write_run(tmp_path / f"r{R}", rounds=R)

@@ -129,8 +129,8 @@ def _summary(corpus: Corpus, source: Source, asked: int) -> str:
     documents = sum(corpus.documents(split) for split in splits)
     shards = sum(len(corpus.facts["splits"][split]["shards"]) for split in splits)
     held_out = len(corpus.validation)
-    most = "all there is" if source.stream else "at most a tenth of the text"
-    fewer = f" ({most}; --validation-tokens is {asked:,})" if held_out < asked else ""
+    how = "whole documents spread over the text, at most a tenth of it"
+    fewer = f" ({how}; --validation-tokens is {asked:,})" if held_out < asked else ""
     return (
         f"{corpus.folder}: {documents:,} documents{_pieces(source, documents)} of {corpus.source}; "
         f"{corpus.tokenizer_name} tokens: "

@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
     if source in RECIPES:  # the config of a file or a run names its own
         config, line = with_vocabulary_of_corpus(config, rest)
         notes += line
-        config, line = with_steps_of_corpus(config, rest, source)
+        config, line = with_steps_of_corpus(config, rest, source, auto_lr=AUTO_LR in switches)
         notes += line
         config, line = with_published_steps(config, rest)
         notes += line
@@ -323,7 +323,9 @@ def with_vocabulary_of_corpus(config: Any, words: list[str]) -> tuple[Any, list[
     return replace(config, model=replace(config.model, vocabulary=corpus.vocabulary)), [line]
 
 
-def with_steps_of_corpus(config: Any, words: list[str], recipe: str) -> tuple[Any, list[str]]:
+def with_steps_of_corpus(
+    config: Any, words: list[str], recipe: str, *, auto_lr: bool = False
+) -> tuple[Any, list[str]]:
     """Limit a recipe to EPOCHS passes over its text, unless the words set the steps.
 
     Raises ValueError if too few steps are left, with the commands to choose from.
@@ -358,7 +360,7 @@ def with_steps_of_corpus(config: Any, words: list[str], recipe: str) -> tuple[An
             other = shlex.join(("tiny", *source, *out))
         raise ValueError(
             f"{known}; choose `deeploop train {recipe} {command} {fitted}` ({EPOCHS} epochs) "
-            f"or `deeploop train {other}`"
+            f"or `deeploop train {other}{f' {AUTO_LR}' * auto_lr}`"  # no rate is known for the small batch
         )
     warm = (
         optim.warmup_steps if _names(words, "--optim.warmup-steps") else min(optim.warmup_steps, steps // 5)

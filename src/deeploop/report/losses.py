@@ -39,7 +39,7 @@ def comparisons(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
-START = 0.1  # of the steps: a scale from there on shows what runs differ in
+START = 0.1  # of a run's steps: a scale from there on shows what runs differ in
 FAINT = 0.25
 
 
@@ -110,9 +110,9 @@ def _lowest(found: Sequence[Cell], named: Mapping[int, str], histories: Historie
 
 
 def _after_the_start(lines: Sequence[Line]) -> tuple[float, float]:
-    """The range of the losses without those of the first steps."""
-    last = max(max(line.x) for line in lines)
-    losses = [y for line in lines for x, y in zip(line.x, line.y, strict=True) if x >= START * last]
+    """The range of the losses without those of each line's first steps."""
+    points = [(x / (max(line.x) or 1), y) for line in lines for x, y in zip(line.x, line.y, strict=True)]
+    losses = [y for share, y in points if share >= START]
     low, high = min(losses), max(losses)
     room = 0.05 * (high - low or 1)
     return low - room, high + room
