@@ -2,7 +2,7 @@
 
 Seeds share batches between rules, but losses are hardly correlated (about 0.1): pairing gains nothing, and
 the few seeds of one cell say little about their spread. So all cells of a design share one spread, means are
-compared unpaired, and intervals and p-values are corrected for all differences of a table.
+compared unpaired, and intervals and p-values are corrected for the differences that are shown together.
 """
 
 import math

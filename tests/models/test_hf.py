@@ -192,6 +192,8 @@ def test_loading_with_a_budget_that_breaks_the_model_is_warned_of_once(injection
     assert [text for text in caplog.messages if "cache_rounds" in text] == expected
     model.set_cache_rounds(2)
     assert len([text for text in caplog.messages if "cache_rounds" in text]) == 2 * len(expected)
+    model.set_rounds(model.config.rounds + 2)
+    assert len([text for text in caplog.messages if "cache_rounds" in text]) == 3 * len(expected)
 
 
 def test_what_a_budget_cannot_be_is_an_error_of_one_line():

@@ -147,9 +147,8 @@ def drop_padding(gpt: LoopedGPT) -> None:
         gpt.head.out_features = words
 
 
-def keep_rounds(gpt: LoopedGPT, budget: int | None) -> None:
-    """Set the key-value budget, with a warning if the model may not work with it."""
-    gpt.set_cache_rounds(budget)
+def warn_of_budget(gpt: LoopedGPT) -> None:
+    """Warn if the model may not work with its key-value budget."""
     if gpt.budget_warning:
         logging.getLogger(__name__).warning(gpt.budget_warning)
 
@@ -185,7 +184,8 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
         if gpt.rounds != config.rounds:
             gpt.set_rounds(config.rounds, recompute_alpha=config.recompute_alpha)
         if gpt.cache_rounds != config.cache_rounds:
-            keep_rounds(gpt, config.cache_rounds)
+            gpt.set_cache_rounds(config.cache_rounds)
+            warn_of_budget(gpt)
 
     @can_return_tuple
     def forward(
@@ -358,11 +358,13 @@ class DeepLoopForCausalLM(DeepLoopPreTrainedModel, GenerationMixin):
         if recompute_alpha is not None:
             self.config.recompute_alpha = recompute_alpha
         self.model.gpt.set_rounds(rounds, recompute_alpha=self.config.recompute_alpha)
+        warn_of_budget(self.model.gpt)
         self.config.rounds = rounds
 
     def set_cache_rounds(self, budget: int | None) -> None:
         """Set the key-value budget, as `LoopedGPT.set_cache_rounds`; caches made before no longer fit."""
-        keep_rounds(self.model.gpt, budget)
+        self.model.gpt.set_cache_rounds(budget)
+        warn_of_budget(self.model.gpt)
         self.config.cache_rounds = budget
 
     def generate(self, *args: Any, rounds: int | None = None, **kwargs: Any) -> Any:
