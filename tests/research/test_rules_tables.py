@@ -5,7 +5,7 @@ import math
 import pytest
 
 from research.study import runs_of
-from research.tables import recommend
+from research.tables import quantization, recommend
 from research.tables import rules as tables
 from run_folders import FLOOR, write_run, write_sweep
 
@@ -139,3 +139,15 @@ def test_escapes_under_muon_stand_beside_those_under_adamw(tmp_path):
         write_sweep(tmp_path / folder, axes)
     found = rows(tables.muon_escape(tmp_path))
     assert ("600", "0.25", "2/2", "2/2", "0.34 to 1.00", "2.000", "–", "0/2", "0/2") in found
+
+
+def test_a_rounded_model_is_shown_at_the_rate_of_its_lowest_loss_beside_all_rates():
+    def run(rule, loss, cost):
+        return {"rule": rule, "loss": loss, **dict.fromkeys(quantization.FORMATS, loss + cost)}
+
+    runs = [run("flat", 2.5, 0.03), run("flat", 2.4, 0.02), run("flat", 2.6, 0.01), run("prenorm", 2.7, 0.04)]
+    first, *formats = [line for line in quantization.larger_table(runs).splitlines() if line[2:3] in "ni"]
+    assert first == "| none: the loss as trained | 2.4000 | 2.7000 |"
+    assert [line.split(" | ")[1:] for line in formats] == [
+        ["0.0200 (0.0100 to 0.0300)", "0.0400 (0.0400 to 0.0400) |"]
+    ] * len(quantization.FORMATS)
