@@ -107,7 +107,8 @@ class Sum:
     def __str__(self) -> str:
         mean, spread = sum(sign * fmean(losses.values()) for sign, losses in self.terms), self.family.spread
         if spread is None:
-            return f"{mean:+.4f}{self.note}"
+            seeds = " and ".join(str(len(losses)) for _, losses in self.terms)
+            return f"{mean:+.4f} ({seeds} seeds){self.note}"
         error = spread.error(*(len(losses) for _, losses in self.terms))
         return interval(mean, quantile(1 - 0.025 / self.family.size, spread.dof) * error) + self.note
 

@@ -67,4 +67,4 @@ def test_differences_of_a_table_are_corrected_for_all_that_were_asked_for():
     assert str(first) == f"+1.0000 ({1 - half:.4f} to {1 + half:.4f})"
     wider = half * 2**0.5  # √(1 + ½ + ½) beside √(½ + ½)
     assert str(second) == f"+2.0000 ({2 - wider:.4f} to {2 + wider:.4f}), a note"
-    assert str(Family(spread_within((c,))).minus(c, a)) == "+1.9000"
+    assert str(Family(spread_within((c,))).minus(c, a)) == "+1.9000 (1 and 2 seeds)"

@@ -109,7 +109,7 @@ def test_a_best_rate_at_an_edge_gives_a_bound(tmp_path):
     assert tables.octaves(above, curve(2.3, 2.2, 2.1)) == "–"  # both may lie anywhere above
     assert tables.octaves(between, curve(2.3, 2.2, 2.3)) == "+0.0"
     apart = tables.minus(above, curve(1.5), tables.family([above]))
-    assert str(apart) == "+0.5000, few rates (0.004 against 0.001)"  # one seed: no interval
+    assert str(apart) == "+0.5000 (1 and 1 seeds), few rates (0.004 against 0.001)"  # no interval
 
 
 def test_gain_over_prenorm_and_its_growth_are_corrected_together(tmp_path):
