@@ -19,8 +19,12 @@ UNTIED, ALIGNED = Fraction(1, 4), Fraction(1, 2)  # the least p whose bound stay
 N_STAR = "Rounds of a step. At N* = {formula}, untested and not set, α would be:"
 LOSSES = "Bounds do not rank rules by their loss; docs/rules.md has the losses."
 LABELS = {  # of the tables' rows; numbers without a label are for JSON alone
-    **{"mean_rounds": "mean rounds", "least_rounds": "least rounds", "most_rounds": "most rounds"},
-    **{"backprop": "rounds with gradients", "N_star": "N*", "read_times_written": "mean of R·R_g"},
+    "mean_rounds": "mean rounds",
+    "least_rounds": "least rounds",
+    "most_rounds": "most rounds",
+    "backprop": "rounds with gradients",
+    "N_star": "N*",
+    "read_times_written": "mean of R·R_g",
     "M_g": "visits in the graph M_g",
     "N_g": "blocks in the graph",
     "R_g": "rounds in the graph R_g",
@@ -98,29 +102,44 @@ def plan_training(
     drawn = "K·√E[R·R_g]" if truncates else "K·√E[R²]"
     star = effective_depth(K, law, backprop)
     return {
-        **{"sample": sample, "mean_rounds": law.mean, "least_rounds": law.least, "most_rounds": law.most},
-        **{"backprop": backprop, "formula": "K·√(R·R_g)" if fixed else drawn, "N_star": star},
+        "sample": sample,
+        "mean_rounds": law.mean,
+        "least_rounds": law.least,
+        "most_rounds": law.most,
+        "backprop": backprop,
+        "formula": "K·√(R·R_g)" if fixed else drawn,
+        "N_star": star,
         "read_times_written": mean_read_write(law, backprop),
-        **{"alpha": rule.alpha(1) * star ** float(rule.p), "flat_alpha": star / K**0.5},
+        "alpha": rule.alpha(1) * star ** float(rule.p),
+        "flat_alpha": star / K**0.5,
     }
 
 
 def _plan(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str = "R") -> Numbers:
     """Return the numbers of a schedule whose rules use depth N; R is the symbol of its rounds."""
-    sides = {rule.name: rules_by_module(s, rule) for rule in (DEEPNORM, DEEPLOOP)}
-    sides |= {} if rules in sides.values() else {"chosen": dict(rules)}
+    compared = {rule.name: rules_by_module(s, rule) for rule in (DEEPNORM, DEEPLOOP)}
+    if rules not in compared.values():
+        compared["chosen"] = dict(rules)
     R_g = {m: s.R_g_of(m) for m in s.modules}
     modules = {
-        m: {"J": s.J_of(m), "R": s.R_of(m), "R_g": R_g[m], **_scales(rules[m], N, s.J_of(m) // 2, R_g[m])}
-        | {"aligned_exponent": ALIGNED if R_g[m] > 1 else UNTIED}
+        m: {
+            "J": s.J_of(m),
+            "R": s.R_of(m),
+            "R_g": R_g[m],
+            **_scales(rules[m], N, s.J_of(m) // 2, R_g[m]),
+            "aligned_exponent": ALIGNED if R_g[m] > 1 else UNTIED,
+        }
         for m in s.modules
     }
     return {
         **{name: getattr(s, name) for name in ("N", "M", "J", "N_g", "M_g")},
-        **{"R_g": R_g, "flat_alpha": {m: own["flat_alpha"] for m, own in modules.items()}},
-        **{"kappa_bar": kappa_bar_range(s), "rule_depth": N, **_side(s, rules, N, R)},
+        "R_g": R_g,
+        "flat_alpha": {m: own["flat_alpha"] for m, own in modules.items()},
+        "kappa_bar": kappa_bar_range(s),
+        "rule_depth": N,
+        **_bounds(s, rules, N, R),
         "modules": modules,
-        "comparison": {name: _side(s, own, N, R) for name, own in sides.items()},
+        "comparison": {name: _bounds(s, own, N, R) for name, own in compared.items()},
         "verdict": _verdict(s, rules, N, R),
     }
 
@@ -128,15 +147,18 @@ def _plan(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str = "R") -
 def _scales(rule: ScalingRule, N: int, K: int, R: int) -> Numbers:
     """Return the scales of K blocks for R rounds: of their rule at depth N, and of other rules."""
     return {
-        **{"rule": rule.name, "p": float(rule.p), "alpha": rule.alpha(N), "beta": rule.beta(N)},
+        "rule": rule.name,
+        "p": float(rule.p),
+        "alpha": rule.alpha(N),
+        "beta": rule.beta(N),
         "flat_alpha": scaling.flat_alpha(K, R),
         "factored_epsilon": scaling.factored_epsilon(K, R),
         "averaged_epsilon": scaling.averaged_epsilon(K, R),
     }
 
 
-def _side(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str) -> Numbers:
-    """Describe a rule, or one for each module, at depth N: its bounds, and how they grow."""
+def _bounds(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str) -> Numbers:
+    """Return scales and bounds of a rule, or of one for each module, at depth N, and how bounds grow."""
 
     def each(value: Callable[[ScalingRule], Any]) -> Any:
         values = {m: value(rule) for m, rule in rules.items()}
@@ -147,8 +169,10 @@ def _side(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str) -> Numb
         return _theta(**{R: 2 - 4 * exact(rule.p)}, **blocks)
 
     return {
-        **{"rule": each(lambda rule: rule.name), "p": each(lambda rule: float(rule.p))},
-        **{"alpha": each(lambda rule: rule.alpha(N)), "beta": each(lambda rule: rule.beta(N))},
+        "rule": each(lambda rule: rule.name),
+        "p": each(lambda rule: float(rule.p)),
+        "alpha": each(lambda rule: rule.alpha(N)),
+        "beta": each(lambda rule: rule.beta(N)),
         "ratio": each(lambda rule: rule.ratio_exact(N) or rule.ratio(N)),
         "untied_bound": _best(untied_bound(s, rules, N)),
         "untied_growth": each(lambda rule: _theta(N=1 - 4 * exact(rule.p))),
@@ -159,7 +183,7 @@ def _side(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str) -> Numb
 
 def _verdict(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str) -> str:
     """Say in one sentence how the bounds grow with visits."""
-    name = _text(_side(s, rules, N, R)["rule"])
+    name = _text(_bounds(s, rules, N, R)["rule"])
     least = min(exact(rule.p) for rule in rules.values())
     tied = min((exact(rule.p) for m, rule in rules.items() if s.R_g_of(m) > 1), default=None)
     if least < UNTIED:
@@ -231,14 +255,11 @@ def _text(value: Any, digits: int = 7) -> str:
         return ", ".join(f"{m} {_text(own, 5)}" for m, own in value.items())
     if isinstance(value, tuple):
         return f"[{', '.join(map(_text, value))}]"
-    short = isinstance(value, Fraction) and len(str(value)) <= 12
-    return (
-        str(value)
-        if short or isinstance(value, str)
-        else "all"
-        if value is None
-        else f"{float(value):.{digits}g}"
-    )
+    if value is None:
+        return "all"
+    if isinstance(value, str) or (isinstance(value, Fraction) and len(str(value)) <= 12):
+        return str(value)
+    return f"{float(value):.{digits}g}"
 
 
 def _columns(columns: Mapping[str, Numbers]) -> str:
